@@ -41,7 +41,13 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     member = Sidecar(settings, measured)
     door, host = Door(), settings.address or "127.0.0.1"
     runner = web.AppRunner(
-        peers.application(member.holdings, member.peer_token, door, pieces=member.pieces),
+        peers.application(
+            member.holdings,
+            member.peer_token,
+            door,
+            pieces=member.pieces,
+            may_spare=member.may_spare_snapshots,
+        ),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
@@ -69,6 +75,7 @@ async def serve(settings: config.Config, terminated: threading.Event, measured: 
     ]
     if settings.is_pod:
         services.append(asyncio.create_task(show_life(settings.directory / member_directory.ALIVE)))
+        services.append(asyncio.create_task(member.copier.run(), name="copy"))
     ending = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait({*services, ending}, return_when=asyncio.FIRST_COMPLETED)
     # If the parent dies, the kernel sends the signal once for each of the parent's threads. Ignore the

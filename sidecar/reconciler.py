@@ -41,6 +41,7 @@ from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
 from sidecar.lone_member import LoneMember
 from sidecar.securing import StateSecurer
+from sidecar.standby_copy import StandbyCopier
 from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
@@ -108,6 +109,7 @@ class Sidecar:
         self.securer = StateSecurer(
             self.holdings, self.launcher, self.observed, self._send_order, self._changed
         )
+        self.copier = StandbyCopier(self.holdings, self.peers, lambda: self.order, self._report_copy)
         self.sealer = SnapshotSealer(self.holdings.arena, self._pace, self.observed.is_final)
         self.checkpoint_schedule = CheckpointSchedule(
             config.member, self.holdings, self.observed.pages, self.checkpoint_saver, self._changed
@@ -192,11 +194,19 @@ class Sidecar:
         self.supervisor.dirty.set()
         self._wake.set()
 
+    def _report_copy(self) -> None:
+        self.securer.list_again()
+        self._changed()
+
     def peer_token(self) -> str:
         """Return the secret that members present to each other; "" in a pod that has not received it."""
         if self.config.is_pod:
             return self.order.secret
         return self.config.token
+
+    def may_spare_snapshots(self) -> bool:
+        """Return True if standbys may copy snapshots, because no recovery needs the slots."""
+        return self.order.do == "run" and self.order.settled
 
     def _answered(self) -> int:
         """Return the number of the newest save request that has been carried out or has failed."""

@@ -50,6 +50,10 @@ class StateSecurer:
             return self._privates
         return self._holdings.privates()
 
+    def list_again(self) -> None:
+        """List the private states again, after others were copied to this member, which has no ranks."""
+        self._privates = self._holdings.privates()
+
     def pursue(self, order: MemberOrder) -> None:
         """Take the next step towards a secured state of the order's generation. Safe to repeat."""
         if self.secured_for < order.generation:

@@ -33,6 +33,15 @@ MAX_SECONDS = 1e10
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 _AT_MOST = "at_most"  # the key of a field's metadata for the maximum length of its list
+_ADDED = "added"  # the key for `added`
+
+
+def added() -> Mapping[str, bool]:
+    """Return the metadata of a field that older versions do not know: its default is not written.
+
+    An older receiver refuses a field that it does not know. It is therefore sent only if it is needed.
+    """
+    return {_ADDED: True}
 
 
 def at_most(items: int) -> Mapping[str, int]:
@@ -58,12 +67,20 @@ def encode(message: Any) -> bytes:
 
 def _fields_of(message: Any) -> dict[str, Any]:
     """Return the fields of a dataclass instance, whose values are not copied, for the JSON encoder."""
-    return {name: getattr(message, name) for name in _names(typing.cast("Hashable", type(message)))}
+    names, added = _names(typing.cast("Hashable", type(message)))
+    found = {name: getattr(message, name) for name in names}
+    for name, default in added:
+        if (value := getattr(message, name)) != default:
+            found[name] = value
+    return found
 
 
 @lru_cache(maxsize=256)
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(kind))
+def _names(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """Return the names of the fields that are always written, and the others with their defaults."""
+    fields = dataclasses.fields(kind)
+    added = tuple((each.name, each.default) for each in fields if each.metadata.get(_ADDED))
+    return tuple(each.name for each in fields if not each.metadata.get(_ADDED)), added
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields_of)

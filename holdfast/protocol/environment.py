@@ -189,6 +189,15 @@ API_FD = _variable(
     meaning="the descriptor of the API's listening socket",
 )
 
+# For the supervisor of a cluster.
+
+RACK_LABELS = _variable(
+    "HOLDFAST_RACK_LABELS",
+    set_by="the operator",
+    read_by="the supervisor",
+    meaning="the node labels that name a node's rack, separated by commas, the most precise one first",
+)
+
 # For the launcher and the processes that it starts.
 
 LOGS = _variable(

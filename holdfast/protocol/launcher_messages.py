@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from holdfast.protocol import defaults
-from holdfast.protocol.codec import MAX_RANKS, at_most
+from holdfast.protocol.codec import MAX_RANKS, added, at_most
 from holdfast.protocol.drills import DrillName
 
 # The orders that a launcher carries out (`LauncherOrder.do`), and the first signals that it sends to stop
@@ -236,6 +236,10 @@ class Launch:
     patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
     grace_s: float = defaults.GRACE_S  # the time limit for the finalizers of a script that has ended
+    # Element i is the position of the i-th member's backup: the member that also keeps the private states of
+    # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
+    # a rack need it, and only on a cluster, where the Supervision contains it.
+    backups: tuple[int, ...] = field(default=(), metadata={"in_journal": False, **added()})
 
 
 def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:

@@ -302,7 +302,8 @@ class MemberOrder:
 
     `save` is the number of requests so far for a checkpoint of the newest snapshot at or below `save_step`.
     `sources` contains what the member needs for its own ranks. For a member that may write a checkpoint, it
-    contains the private states of all ranks.
+    contains the private states of all ranks. For "idle", it contains the members whose state a standby copies
+    while the group trains: first one for the snapshot, then one for each rank's private state.
     """
 
     do: MemberAction

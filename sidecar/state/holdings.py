@@ -9,10 +9,12 @@ import threading
 import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.fileio import folder_rights
-from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot
+from holdfast.protocol.codec import at_most
+from holdfast.protocol.member_messages import MAX_SNAPSHOTS, HeldPrivateState, HeldSnapshot
 from holdfast.snapshot import member_directory
 from holdfast.snapshot.arena import Arena, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
@@ -21,6 +23,14 @@ from holdfast.snapshot.private_store import PrivateBlob, PrivateReader
 _pinning = ThreadPoolExecutor(4, "pin")  # a separate pool, because hung storage must not block sends to peers
 PIECE_BYTES = 1 << 20  # bytes compared at a time
 NEWEST = 12  # how many private states are listed per rank; the group resumes only from one of the last steps
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStates:
+    """What a member holds: its snapshots, newest first, and the private states of the snapshots' steps."""
+
+    slots: tuple[HeldSnapshot, ...] = field(default=(), metadata=at_most(MAX_SNAPSHOTS))
+    privates: tuple[HeldPrivateState, ...] = ()
 
 
 class Holdings:
@@ -32,6 +42,7 @@ class Holdings:
         self._restored = restored
         self._restoring = threading.Lock()  # held while files in `restored` are written or removed
         self.arena = Arena(directory)
+        self.pins = 0  # how many readers of this process pin a snapshot at the moment
         self._readers: dict[Path, PrivateReader] = {}
 
     @contextlib.asynccontextmanager
@@ -44,13 +55,21 @@ class Holdings:
         except asyncio.CancelledError:
             entering.add_done_callback(lambda done: _release_acquired(pin, done))
             raise
+        self.pins += 1
         try:
             yield path
         finally:
+            self.pins -= 1
             pin.__exit__(None, None, None)
 
     def slots(self) -> tuple[HeldSnapshot, ...]:
         return tuple(HeldSnapshot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
+
+    def states(self) -> HeldStates:
+        """Return what this member holds of the steps that it has snapshots of."""
+        slots = self.slots()
+        steps = {each.step for each in slots}
+        return HeldStates(slots, tuple(each for each in self.privates() if each.step in steps))
 
     def record(self, generation: int, step: int) -> CommitRecord | None:
         for each in self.arena.records():

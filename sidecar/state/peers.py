@@ -2,6 +2,9 @@
 
 On both sides, threads transfer snapshot bytes, bypassing the event loop: see `sidecar.state.snapshot_send`
 and `sidecar.state.snapshot_fetch`.
+
+Standbys also copy snapshots while the group trains (`sidecar.standby_copy`). Such a transfer is slow on
+purpose, and ends as soon as another reader needs a snapshot, or this member may no longer spare one.
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ import aiohttp
 from aiohttp import web
 
 from holdfast.checkpoint.sharing import ShareRefused
+from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.process.network import Door, has_token
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import CorruptSnapshot, SnapshotGone
 from holdfast.snapshot.commit_records import CommitRecord
 from holdfast.snapshot.private_store import MAX_CAPACITY_BYTES
-from sidecar.state import snapshot_fetch, snapshot_send
-from sidecar.state.holdings import Holdings
+from sidecar.state import background, snapshot_fetch, snapshot_send
+from sidecar.state.holdings import HeldStates, Holdings
 from sidecar.state.piece_writer import PieceRequest, PieceWriter, WrittenPiece
-from sidecar.state.snapshot_fetch import MAX_WHY_BYTES, FetchFailed
+from sidecar.state.snapshot_fetch import AS_FAST_AS_POSSIBLE, MAX_WHY_BYTES, FetchFailed, FetchManner
 from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange, UnalignedRange
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,9 @@ WRITE_S = 300.0  # limit for a piece of a checkpoint; much sooner, the writer al
 CONNECT_S = 2.0
 SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
+MAX_HELD_BYTES = 1 << 20
+# Of transfers to standbys. Sending at this rate takes a tenth of a core, in threads of the lowest priority.
+SPARE_BYTES_S = 256 << 20
 
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,11 +63,13 @@ def application(
     door: Door,
     silence_s: float = SILENCE_S,
     pieces: PieceWriter | None = None,
+    may_spare: Callable[[], bool] = lambda: False,
 ) -> web.Application:
     """Return the server for other members. Requests must carry the run's token.
 
     All requests are read-only, except that `pieces` writes to storage for a member that stages a checkpoint
-    there. Without a token, every request is refused.
+    there. Without a token, every request is refused. While `may_spare` returns True, standbys may copy
+    snapshots.
     """
 
     @web.middleware
@@ -82,6 +91,19 @@ def application(
         except SnapshotGone as error:
             raise web.HTTPGone(text=str(error)) from None
 
+    async def held(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=codec.encode(holdings.states()))
+
+    async def spare(request: web.Request) -> web.StreamResponse:
+        generation, step = int(request.match_info["generation"]), int(request.match_info["step"])
+        record = holdings.record(generation, step)
+        if record is None:
+            raise web.HTTPNotFound(text=f"no snapshot of generation {generation}, step {step}")
+        try:
+            return await _send_spare(request, holdings, record, silence_s, may_spare)
+        except SnapshotGone as error:
+            raise web.HTTPGone(text=str(error)) from None
+
     async def private(request: web.Request) -> web.StreamResponse:
         rank, generation, step = (int(request.match_info[n]) for n in ("rank", "generation", "step"))
         loop = asyncio.get_running_loop()
@@ -93,6 +115,8 @@ def application(
 
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.router.add_get(r"/v1/slot/{generation:\d{1,18}}/{step:\d{1,18}}", slot)
+    app.router.add_get(r"/v1/spare/{generation:\d{1,18}}/{step:\d{1,18}}", spare)
+    app.router.add_get("/v1/held", held)
     app.router.add_get(r"/v1/private/{rank:\d{1,9}}/{generation:\d{1,18}}/{step:\d{1,18}}", private)
     if pieces is not None:
         app.on_cleanup.append(pieces.close)
@@ -141,7 +165,8 @@ async def _send_slot(
     async with holdings.pinned(record) as path:
         seal = holdings.arena.checksum(record)
         if transport.get_extra_info("ssl_object") is not None:
-            return await _send_through(request, path, record, part, seal, silence_s)
+            content = partial(_read_chunk, path, part, seal is None)
+            return await _send_through(request, record, part, seal, silence_s, content)
         first = snapshot_send.head(record, part, seal)
         transport.pause_reading()  # from now on, only the thread uses the socket
         try:
@@ -156,23 +181,57 @@ async def _send_slot(
     return web.Response()  # never sent, because the connection is closed
 
 
+async def _read_chunk(path: Path, part: ChunkRange, sums: bool, chunk: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_senders, snapshot_send.read, path, part, chunk, sums)
+
+
+async def _send_spare(
+    request: web.Request,
+    holdings: Holdings,
+    record: CommitRecord,
+    silence_s: float,
+    may_spare: Callable[[], bool],
+) -> web.StreamResponse:
+    """Send a range of a snapshot to a standby, at `SPARE_BYTES_S`.
+
+    Stop as soon as another reader pins a snapshot, because if both slots were pinned, no snapshot could be
+    taken.
+    """
+    try:
+        part = ChunkRange.parse(request.headers.get("Range", "bytes=0-"), record.total_bytes)
+    except UnalignedRange as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    if holdings.pins or not may_spare():
+        raise web.HTTPServiceUnavailable(text="this member can spare no snapshot at the moment")
+    async with holdings.pinned(record) as path:
+        seal = holdings.arena.checksum(record)
+        began_s = time.monotonic()
+
+        async def content(chunk: int) -> bytes:
+            due_s = began_s + (chunk - part.chunks[0]) * CHUNK_BYTES / SPARE_BYTES_S
+            await asyncio.sleep(due_s - time.monotonic())
+            if holdings.pins > 1 or not may_spare():
+                raise ConnectionAbortedError("the snapshot is needed otherwise")
+            return await background.run_in_background(snapshot_send.read, path, part, chunk, seal is None)
+
+        return await _send_through(request, record, part, seal, silence_s, content)
+
+
 async def _send_through(
     request: web.Request,
-    path: Path,
     record: CommitRecord,
     part: ChunkRange,
     seal: int | None,
     silence_s: float,
+    content_of: Callable[[int], Awaitable[bytes]],
 ) -> web.StreamResponse:
-    """Send a range in pieces through the transport, which encrypts them."""
+    """Send a range in pieces through the transport, which encrypts them if the connection uses TLS."""
     response = web.StreamResponse(status=206, headers=dict(snapshot_send.fields(record, part, seal)))
-    loop = asyncio.get_running_loop()
     try:
         await asyncio.wait_for(response.prepare(request), silence_s)
         for chunk in part.chunks:
-            content = await loop.run_in_executor(
-                _senders, snapshot_send.read, path, part, chunk, seal is None
-            )
+            content = await content_of(chunk)
             for at in range(0, len(content), PIECE_BYTES):
                 await asyncio.wait_for(response.write(content[at : at + PIECE_BYTES]), silence_s)
         await asyncio.wait_for(response.write_eof(), silence_s)
@@ -221,8 +280,23 @@ class PeerClient:
         self._token = token
         self._session: aiohttp.ClientSession | None = None
 
+    async def held(self, url: str) -> HeldStates:
+        """Return what a peer holds. Raises `FetchFailed`."""
+        target = f"{url}/v1/held"
+        try:
+            async with self._client().get(target, allow_redirects=False, headers=self._headers()) as response:
+                await _check(target, response)
+                found = await asyncio.wait_for(_read_bounded(response, MAX_HELD_BYTES), PATIENCE_S)
+                return codec.decode(HeldStates, found)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            raise FetchFailed(f"{target}: {error!r}") from None
+
     async def snapshot(
-        self, source: StateSource, *others: StateSource, keep: frozenset[tuple[int, int]] | None = None
+        self,
+        source: StateSource,
+        *others: StateSource,
+        keep: frozenset[tuple[int, int]] | None = None,
+        manner: FetchManner = AS_FAST_AS_POSSIBLE,
     ) -> CommitRecord:
         """Fetch the snapshot that all of these peers hold into the arena. For `keep`, see `Arena.begin`.
 
@@ -230,7 +304,9 @@ class PeerClient:
         """
         arena, sources = self._holdings.arena, (source, *others)
         began_s = time.monotonic()
-        work = partial(snapshot_fetch.fetch, arena, sources, self._token(), self._silence_s, self._tls, keep)
+        work = partial(
+            snapshot_fetch.fetch, arena, sources, self._token(), self._silence_s, self._tls, keep, manner
+        )
         record = await asyncio.get_running_loop().run_in_executor(_gatherers, work)
         took_s = round(time.monotonic() - began_s, 3)
         log.info(

@@ -41,6 +41,21 @@ LEAST_BYTES = 4 * CHUNK_BYTES  # the smallest part that justifies a separate con
 _Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _ask
 
 
+@dataclass(frozen=True, slots=True)
+class FetchManner:
+    """How to fetch: as fast as possible, or spared, at a rate that the holder limits.
+
+    The fetch fails soon after `wanted` begins to return False.
+    """
+
+    route: str = "slot"  # of the holder's server, see `sidecar.state.peers.application`
+    streams: int = STREAMS
+    wanted: Callable[[], bool] = lambda: True
+
+
+AS_FAST_AS_POSSIBLE = FetchManner()
+
+
 class FetchFailed(Exception):
     """A peer did not send the requested state. The message contains the URL and the reason."""
 
@@ -80,6 +95,7 @@ def fetch(
     silence_s: float,
     tls: ssl.SSLContext | None = None,
     keep: frozenset[tuple[int, int]] | None = None,
+    manner: FetchManner = AS_FAST_AS_POSSIBLE,
 ) -> CommitRecord:
     """Fetch the snapshot that all of `sources` hold into the arena. Blocks, so call it in a thread.
 
@@ -91,11 +107,11 @@ def fetch(
         OSError: The memory volume has no room for the snapshot.
     """
     left = list(sources)
-    ask = partial(_ask, token=token, tls=tls)
+    ask = partial(_ask, token=token, tls=tls, route=manner.route)
     while True:
         first = _first(left, ask, silence_s)
         try:
-            return _from(first, arena, left, ask, silence_s, keep)
+            return _from(first, arena, left, ask, silence_s, keep, manner)
         except FetchFailed:
             # Try the other holders again, because some may only have been slow to answer. If the snapshot has
             # no seal, they were not asked, because all parts of an unsealed snapshot must come from one
@@ -112,6 +128,7 @@ def _from(
     ask: _Asker,
     silence_s: float,
     keep: frozenset[tuple[int, int]] | None,
+    manner: FetchManner,
 ) -> CommitRecord:
     """Receive the snapshot, beginning with the response `first`. Raises the same exceptions as `fetch`."""
     wanted = first.source
@@ -125,7 +142,7 @@ def _from(
         raise
     holders = sources if first.seal is not None else (wanted,)
     try:
-        return _Transfer(incoming, first, holders, ask, silence_s).run()
+        return _Transfer(incoming, first, holders, ask, silence_s, manner).run()
     except (CorruptSnapshot, Malformed) as error:
         raise FetchFailed(f"{first.url}: {error}") from None
     except OSError as error:
@@ -156,7 +173,9 @@ class _Transfer:
         sources: Sequence[StateSource],
         ask: _Asker,
         silence_s: float,
+        manner: FetchManner,
     ) -> None:
+        self._manner = manner
         self._incoming = incoming
         self._first = first
         self._sources = sources
@@ -177,7 +196,8 @@ class _Transfer:
 
         Raises `CorruptSnapshot`, `Malformed`, `FetchFailed` or `OSError`.
         """
-        count = min(max(STREAMS, len(self._sources)), max(1, self._first.total_bytes // LEAST_BYTES))
+        most = max(self._manner.streams, len(self._sources))
+        count = min(most, max(1, self._first.total_bytes // LEAST_BYTES))
         holders = sorted(self._sources, key=lambda source: source is not self._first.source)
         streams = [
             threading.Thread(target=self._stream, args=(holders[n % len(holders)], n == 0), daemon=True)
@@ -209,6 +229,9 @@ class _Transfer:
                 now_s = time.monotonic()
                 if now_s > self._give_up_at:
                     self._why = FetchFailed(f"{self._first.url}: too slow")
+                    return
+                if not self._manner.wanted():
+                    self._why = FetchFailed(f"{self._first.url}: not wanted any more")
                     return
                 idle = len(self._active) < sum(each.is_alive() for each in streams)
                 for part in self._active:
@@ -330,17 +353,25 @@ class _Transfer:
 
 
 def _ask(
-    source: StateSource, begin: int, end: int, limit_s: float, *, token: str, tls: ssl.SSLContext | None
+    source: StateSource,
+    begin: int,
+    end: int,
+    limit_s: float,
+    *,
+    token: str,
+    tls: ssl.SSLContext | None,
+    route: str,
 ) -> _Connection:
     """Request the snapshot's bytes from `begin` to `end`; return the connection that delivers them.
 
     An `end` of 0 means the end of the snapshot. Raises `FetchFailed`.
     """
-    url = f"{source.url}/v1/slot/{source.generation}/{source.step}"
+    path = f"/v1/{route}/{source.generation}/{source.step}"
+    url = f"{source.url}{path}"
     place = urlsplit(source.url)
     last = str(end - 1) if end else ""
     request = (
-        f"GET /v1/slot/{source.generation}/{source.step} HTTP/1.1\r\nHost: {place.netloc}\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\n"
         f"Authorization: Bearer {token}\r\nRange: bytes={begin}-{last}\r\n\r\n"
     )
     try:

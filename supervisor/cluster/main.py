@@ -14,6 +14,7 @@ import asyncio
 import gc
 import hashlib
 import logging
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +26,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, bearer_token, listen_everywhere
+from holdfast.protocol import environment
 from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
+from supervisor.cluster.adoption import node_racks
 from supervisor.cluster.adoption.pod_facts import KeptPods
 from supervisor.cluster.departures.node_notices import kept_node
 from supervisor.cluster.host_probe import HostProbes
@@ -95,6 +98,19 @@ class ClusterSupervisor:
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
         authorities = await self._authorities.load()
+        changed = asyncio.Event()
+
+        def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if old != new:
+                changed.set()
+
+        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
+        nodes = Mirror(self._server, NODES, note_node, prune=lambda node: kept_node(node, racks))
+
+        def rack_of(name: str) -> str:
+            node = nodes.objects.get(ObjectName("", name))
+            return node_racks.rack_of(node["metadata"].get("labels") or {}, racks) if node is not None else ""
+
         context = ClusterContext(
             self._server,
             self.events,
@@ -107,8 +123,8 @@ class ClusterSupervisor:
             lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
             lambda: term.left_s,
             self.limits,
+            rack_of,
         )
-        changed = asyncio.Event()
         keeping = KeptPods()
 
         def note_pod(name: ObjectName, _: object, new: KubernetesObject | None) -> None:
@@ -129,11 +145,6 @@ class ClusterSupervisor:
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
 
-        def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if old != new:
-                changed.set()
-
-        nodes = Mirror(self._server, NODES, note_node, prune=kept_node)
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make, nodes.objects)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0

@@ -94,6 +94,7 @@ class ClusterContext:
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
+    rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
 
 
 class SupervisedJob:
@@ -454,6 +455,7 @@ class SupervisedJob:
             fresh,
             time.monotonic_ns(),
             lambda: CALM_S if self._is_calm() else BUSY_S,
+            self._context.rack_of,
         )
         summary = self._summary = JobSummary(job, records, self._context.jobs)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded

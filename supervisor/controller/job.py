@@ -19,9 +19,10 @@ from supervisor.controller.drills import Drills, PendingDrill
 from supervisor.controller.journal_writer import JOURNAL_S, JournalWriter
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import JobRecords
-from supervisor.decision import closing, departures, orders, remedy, transition
+from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
+from supervisor.decision.places import departures, node_loss
 from supervisor.hangs import deadlock, observation
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
@@ -73,12 +74,15 @@ class Job:
         fresh: bool,
         started_ns: int,
         beat_s: Callable[[], float] = lambda: BEAT_S,
+        rack_of: Callable[[str], str] = lambda _node: "",
     ) -> None:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
-        `beat_s` returns the longest sleep until the next decision.
+        `beat_s` returns the longest sleep until the next decision. `rack_of` returns the rack of a node, ""
+        if it is unknown.
         """
         self._beat_s = beat_s
+        self._rack_of = rack_of
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
@@ -267,9 +271,11 @@ class Job:
             good, room_bytes = order.good, order.room_bytes
             if member is not None and order.do in ("run", "secure"):
                 good = cut_off_work.publishable_step(view, member)
+            sources = order.sources
             if order.do == "idle":
                 room_bytes = self._update_room_bytes(view)
-            order = replace(order, good=good, room_bytes=room_bytes, epoch=self.lead.epoch)
+                sources = node_loss.mirrored(view, policy, name)
+            order = replace(order, good=good, room_bytes=room_bytes, sources=sources, epoch=self.lead.epoch)
             self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
@@ -358,7 +364,9 @@ class Job:
         heard = (line.report, line.first_ns, line.well_ns)
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
         signs = (line.stepped_ns, round(unanswered_s, 3))
-        return MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
+        rack = self._rack_of(line.report.node) if line.report is not None else ""
+        seen = MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
+        return replace(seen, rack=rack) if rack else seen
 
     def _with_departure(self, member: MemberView, departure: Departure | None) -> MemberView:
         is_ending = departure is not None and departure.has_begun and member.name not in self.memory.lost

@@ -16,16 +16,8 @@ from typing import TypeAlias
 from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
-from supervisor.decision import (
-    closing,
-    departures,
-    memory_needed,
-    orders,
-    placement,
-    refusal,
-    remedy,
-    resume_point,
-)
+from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
+from supervisor.decision.places import departures, placement
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation

@@ -8,7 +8,8 @@ from dataclasses import replace
 from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
-from supervisor.decision import placement, refusal, resume_point
+from supervisor.decision import refusal, resume_point
+from supervisor.decision.places import placement
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, endings, failed_start, faults, reports
 from supervisor.view.model import (

@@ -16,6 +16,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision.places import node_loss
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -310,6 +311,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         patience_s=policy.patience_s,
         restore=restore,
         grace_s=policy.grace_s,
+        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
     )
     history = memory.history
     if action.cause is not None and not kind_of(action.cause.kind).is_planned:

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
 from holdfast.protocol.progress import Phase, name_of
+from supervisor.decision.places import node_loss
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.view import reports
 from supervisor.view.model import JobState, OpenIncident, View
@@ -56,9 +57,16 @@ class Bookkeeping:
             self.ledger.trained(step, now_ns)
             self._step = step
             if not reports.script_keeps_own_state(view):
-                self.ledger.secured(step if len(memory.placement) > 1 else _durable(view, step))
+                self.ledger.secured(self._secured(view, step))
         else:
             self.ledger.advance(now_ns)
+
+    def _secured(self, view: View, step: int) -> int:
+        """Return the newest step up to `step` that the loss of any one member or node cannot destroy."""
+        if self._queues:
+            return node_loss.secured_step(view, step)
+        # Each member acts as a node.
+        return step if len(view.memory.placement) > 1 else node_loss.durable_step(view, step)
 
     def _observe_queue(self, view: View) -> None:
         """Switch to booking time as queued when members are missing, and back when they exist."""
@@ -147,9 +155,3 @@ def _progress(view: View) -> tuple[list[int], set[str]]:
             steps.append(each.step)
             phases.add(each.phase)
     return steps, phases
-
-
-def _durable(view: View, step: int) -> int:
-    """Return the newest step up to `step` that is on storage, which alone protects a single member."""
-    found = [m.report.durable.step for m in view.members if m.report is not None]
-    return min(step, max(found, default=-1))

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import closing, memory_needed, remedy, resume_point
+from supervisor.decision.places import node_loss
 from supervisor.hangs import detection
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record as incidents
@@ -58,7 +59,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
         "members": [_member(each, view) for each in view.members],
         "ranks": _ranks(view, context.slow_ranks),
         **_incidents(view.memory, context.last_incident),
-        **_saved_state(view),
+        **_saved_state(view, context.policy),
         "exit_code": view.memory.exit_code,
         "message": _message(view, context.policy),
         "traceback": view.memory.message,
@@ -143,14 +144,16 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
     }
 
 
-def _saved_state(view: View) -> dict[str, Any]:
+def _saved_state(view: View, policy: Policy) -> dict[str, Any]:
     """Return which steps would survive a fault, and where the current generation resumed from."""
     memory, progress = view.memory, _progress(view)
     own_state = reports.script_keeps_own_state(view)
-    steps = [each.step for each in progress]
+    secured = min((each.step for each in progress), default=None) if not own_state else None
+    if secured is not None and policy.members_created_externally:
+        secured = max(0, node_loss.secured_step(view, secured))
     return {
         "own_state": own_state,
-        "secured_step": min(steps) if steps and not own_state else None,
+        "secured_step": secured,
         "snapshot_step": max((each.snapshot_step for each in progress), default=None),
         "proven_step": memory.equal[-1] if memory.equal else None,
         "checkpoint": _checkpoint(view, resume_point.newest_checkpoint(view)),

@@ -305,6 +305,7 @@ class MemberView:
     unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
     # set if the member is about to end; used only on a cluster
     departure: Departure | None = field(default=None, metadata=UNRECORDED)
+    rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.node_processes import NodeProcesses
 from tests.cluster.apparatus.training_job import TrainingJob, example
 
+FOLDERS = (Path(__file__).parent, Path(__file__).parent / "nodes")
 IMAGES = {"holdfast:dev": "images/Dockerfile", "holdfast-trainer:dev": "images/Dockerfile.trainer"}
 OURS = kubernetes_cluster.OURS
 
@@ -59,6 +60,7 @@ ORDER = (
     "test_shared_checkpoints",
     "test_faults",
     "test_planned",
+    "test_shared_node",
     "test_outages",
     "test_node_agent",
     "test_lost_nodes",
@@ -80,9 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.cluster)
         item.add_marker(pytest.mark.timeout(TEST_S + BUILD_S))  # the first test also builds the images
     ranks = {name: rank for rank, name in enumerate(ORDER)}
-    if unplaced := {item.path.stem for item in ours if item.path.parent == Path(__file__).parent} - set(
-        ORDER
-    ):
+    if unplaced := {item.path.stem for item in ours if item.path.parent in FOLDERS} - set(ORDER):
         raise pytest.UsageError(f"tests/cluster/conftest.py, ORDER: add {', '.join(sorted(unplaced))}")
     ordered = iter(sorted(ours, key=lambda item: ranks.get(item.path.stem, -1)))
     chosen = set(ours)

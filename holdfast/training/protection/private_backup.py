@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.protocol.launcher_messages import Launch
@@ -47,9 +48,16 @@ class PrivateBackup:
         every = max(rank.launch.snapshot_every, 0)
         own = directory / member_directory.private_name(rank.number)
         self._own = PrivateStore(own, rank.number, every=every, pins=pinned_steps)
-        self._peer, self._kept = _peer_of(
-            rank.number, rank.launch, directory, every, pinned_steps, self._store_resent
-        )
+        self._peer = _peer_of(rank.number, rank.launch, directory, self._store_resent)
+        sources = self._peer.sources if isinstance(self._peer, PrivateStateRing) else ()
+        self._kept = {
+            source: _KeptStates(
+                PrivateStore(
+                    directory / member_directory.kept_name(source), source, every=every, pins=pinned_steps
+                )
+            )
+            for source in sources
+        }
         self._kept_lock = threading.Lock()
         self._blob = b""
         self._core: list[Section] = []
@@ -60,8 +68,6 @@ class PrivateBackup:
         self._late = False
         self._after = 0  # the number of consecutive steps whose buffers changed after the commit
         self._proven = False  # whether the state stored for the last step was still the same at its commit
-        self._peer_sure = False  # whether the peer sent its state of `_peer_step` as final before its commit
-        self._peer_step = -1
         self._took_s = 0.0  # the time spent on the private state in this step
         self._least_s = math.inf  # the shortest such time
         self._full: list[PrivateStore] = []  # the stores that could not grow for lack of room
@@ -78,8 +84,9 @@ class PrivateBackup:
             self._peer.connect(self._rank.launch.master_addr)
         self._send(step, sure=True)
         self._receive()
-        # The peer always sends its next state as late, but that does not make this state void.
-        self._peer_sure = False
+        for kept in self._kept.values():
+            # The peer always sends its next state as late, but that does not make this state void.
+            kept.sure = False
 
     def begin_step(self) -> None:
         """Start counting the forward passes of a step."""
@@ -183,7 +190,7 @@ class PrivateBackup:
         return changed_objects(before, [("objects", text)] if text else [])
 
     def receive_resent(self) -> None:
-        """Store the final states that the peer has sent again.
+        """Store the final states that the peers have sent again.
 
         Any thread may call this. It never waits, and never raises an exception.
         """
@@ -236,23 +243,23 @@ class PrivateBackup:
             self._peer.send_again(step, self._blob)
 
     def _receive(self) -> None:
-        """Wait for the peer's private state of the same step, and store it."""
-        found = None if self._peer is None else self._peer.receive()
-        if found is not None and self._kept is not None:
-            blob, late = found
-            with self._kept_lock:
+        """Wait for the peers' private states of the same step, and store them."""
+        found = () if self._peer is None else self._peer.receive()
+        with self._kept_lock:
+            for state in found:
+                kept = self._kept[state.source]
                 # The peer's state of the previous step has changed, although the peer sent it as final.
-                if late and self._peer_sure:
-                    self._store(self._kept, self._peer_step, b"", final=False)
-                self._peer_sure, self._peer_step = not late, self._sent
-                self._store(self._kept, self._sent, blob, final=not late)
+                if state.late and kept.sure:
+                    self._store(kept.store, kept.step, b"", final=False)
+                kept.sure, kept.step = not state.late, self._sent
+                self._store(kept.store, self._sent, state.blob, final=not state.late)
 
-    def _store_resent(self, step: int, blob: bytes) -> None:
-        """Store a state that the peer has sent again as final. The main or the listener's thread calls it."""
-        if self._kept is not None:
-            with self._kept_lock:
-                self._peer_sure = self._peer_sure and step != self._peer_step
-                self._store(self._kept, step, blob, final=True)
+    def _store_resent(self, source: int, step: int, blob: bytes) -> None:
+        """Store a state that a peer has sent again as final. The main or the listener's thread calls it."""
+        kept = self._kept[source]
+        with self._kept_lock:
+            kept.sure = kept.sure and step != kept.step
+            self._store(kept.store, step, blob, final=True)
 
     def _store(self, store: PrivateStore, step: int, blob: bytes, final: bool) -> None:
         """Put a private state into its store. If there is no room, warn once and store an empty state."""
@@ -346,21 +353,28 @@ class SendTiming:
         self._never = True
 
 
+@dataclass(slots=True)
+class _KeptStates:
+    """The states of another rank that this rank keeps.
+
+    `sure` tells whether that rank sent its state of `step` as final before its commit.
+    """
+
+    store: PrivateStore
+    sure: bool = False
+    step: int = -1
+
+
 def _peer_of(
-    rank: int,
-    launch: Launch,
-    directory: Path,
-    every: int,
-    pins: Callable[[], Collection[int]],
-    again: Callable[[int, bytes], None],
-) -> tuple[PrivateStateRing | LocalPrivateState | None, PrivateStore | None]:
-    """Return the exchange with other ranks, and the store for received states; None if they are unneeded."""
+    rank: int, launch: Launch, directory: Path, again: Callable[[int, int, bytes], None]
+) -> PrivateStateRing | LocalPrivateState | None:
+    """Return the exchange with other ranks; None if it is not needed."""
     if launch.world_size == 1:
-        return None, None
+        return None
     if launch.nproc < launch.world_size:
-        ring = PrivateStateRing(rank, launch.world_size, launch.nproc, launch.patience_s, again)
-        path = directory / member_directory.kept_name(ring.source)
-        return ring, PrivateStore(path, ring.source, every=every, pins=pins)
+        return PrivateStateRing(
+            rank, launch.world_size, launch.nproc, launch.patience_s, again, launch.backups
+        )
     source = (rank - 1) % launch.world_size
     path = directory / member_directory.private_name(source)
-    return LocalPrivateState(path, source, launch.generation, launch.patience_s), None
+    return LocalPrivateState(path, source, launch.generation, launch.patience_s)

@@ -1,8 +1,10 @@
 """Copy each rank's private state to another member before every optimizer step.
 
 `PrivateStateRing` is for groups of several members. Rank r sends its private state to rank r + N, where N is
-the number of ranks per member, so the copy is always on another member. The optimizer's first write waits for
-the message from rank r - N. So if a rank dies, either its private state is in two places, or the rank to
+the number of ranks per member, so the copy is always on another member. If that member is on the same node,
+or in the same rack while there are others, the supervisor chooses another member (`Launch.backups`), which
+may then keep the states of several members. The optimizer's first write waits for the messages from all ranks
+whose states this rank keeps. So if a rank dies, either its private state is in two places, or the rank to
 which it sends still has the replicated state of the previous step.
 
 Private state sent right after the last forward pass travels during the backward pass, so it arrives no later
@@ -26,8 +28,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import PeerLost
@@ -40,9 +43,19 @@ LIMIT_S = 86_400.0  # wait this long for a live peer; if the group is broken, th
 _HEADER = struct.Struct("<qqq")  # step, number of bytes that follow, kind
 # Kinds of messages. _LATE: the state may still change. _AGAIN: the final state after a _LATE one.
 _FINAL, _LATE, _AGAIN = 0, 1, 2
+_RANK = struct.Struct("<q")
 _ADDRESS = struct.Struct("<46sH16s")  # host, port, secret
 _PIECE_BYTES = 64 << 10  # most states are smaller than this
 _POLL_S = 50e-6  # the interval between two checks of another rank's store
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedState:
+    """The private state of the rank `source`. If it is `late`, it may still change."""
+
+    source: int
+    blob: bytes
+    late: bool
 
 
 class PrivateStateRing:
@@ -54,21 +67,23 @@ class PrivateStateRing:
         world_size: int,
         nproc: int,
         limit_s: float = LIMIT_S,
-        on_again: Callable[[int, bytes], None] = lambda _step, _blob: None,
+        on_again: Callable[[int, int, bytes], None] = lambda _source, _step, _blob: None,
+        backups: tuple[int, ...] = (),
     ) -> None:
-        """Set up the ring. `on_again` receives the step and blob of each `send_again` by rank `source`."""
+        """Set up the ring.
+
+        `on_again` receives the source, the step and the blob of each `send_again`. For `backups`, see
+        `Launch.backups`.
+        """
         self._limit_s = limit_s
         self._on_again = on_again
         self._lock = threading.Lock()  # guards the receiving side
         self._rank = rank
         self._world_size = world_size
-        self.to = (rank + nproc) % world_size
-        self.source = (rank - nproc) % world_size
+        self.to, self.sources = backup_and_sources(rank, world_size, nproc, backups)
         self._out: socket.socket | None = None
-        self._in: socket.socket | None = None
+        self._incoming: tuple[_Incoming, ...] = ()
         self._rest = memoryview(b"")
-        self._room = memoryview(bytearray(_PIECE_BYTES))
-        self._begun = 0  # the number of received bytes in `_room`
         self._step = -1
 
     def connect(self, towards: str) -> None:
@@ -88,11 +103,16 @@ class PrivateStateRing:
                 own = _ADDRESS.pack(host.encode(), listener.getsockname()[1], secret)
                 raw, port, peer_secret = _ADDRESS.unpack(_gather(own, self._world_size)[self.to])
                 self._out = socket.create_connection((raw.rstrip(b"\0").decode(), port), self._limit_s)
-                self._out.sendall(peer_secret)
-                self._in = _accept(listener, secret, deadline)
+                self._out.sendall(peer_secret + _RANK.pack(self._rank))
+                expected = tuple(secret + _RANK.pack(source) for source in self.sources)
+                accepted = _accept(listener, expected, deadline)
         except OSError as error:
-            raise PeerLost(f"no connection to rank {self.to} or from rank {self.source}: {error}") from error
-        for each in (self._out, self._in):
+            others = " or from rank ".join(map(str, self.sources))
+            raise PeerLost(
+                f"no connection to rank {self.to}{f' or from rank {others}' if others else ''}: {error}"
+            ) from error
+        self._incoming = tuple(_Incoming(*each) for each in zip(self.sources, accepted, strict=True))
+        for each in (self._out, *accepted):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             each.setblocking(False)
 
@@ -110,17 +130,14 @@ class PrivateStateRing:
             self._give(_HEADER.pack(step, len(blob), _AGAIN), blob)
 
     def receive_again(self) -> None:
-        """Receive the messages of the peer's `send_again` calls that have arrived.
+        """Receive the messages of the peers' `send_again` calls that have arrived.
 
         Any thread may call this. It never waits, and never raises an exception.
         """
-        with self._lock, suppress(PeerLost, OSError, ValueError):
-            while self._in is not None:
-                moved = self._pull()
-                if self._begun >= _HEADER.size and _HEADER.unpack_from(self._room)[2] != _AGAIN:
-                    return
-                if self._message() is None and not moved:
-                    return
+        with self._lock:
+            for each in self._incoming:
+                with suppress(PeerLost, OSError, ValueError):
+                    each.receive_again(self._step, self._on_again)
 
     def _give(self, header: bytes, blob: bytes) -> None:
         if self._rest:
@@ -130,21 +147,30 @@ class PrivateStateRing:
         if sent < len(header) + len(blob):
             self._rest = memoryview(header + blob)[sent:]
 
-    def receive(self) -> tuple[bytes, bool]:
-        """Return the blob of the rank `source`, and whether it may still change.
+    def receive(self) -> tuple[ReceivedState, ...]:
+        """Return the private states of all `sources`.
 
-        This waits until the blob has arrived and this rank's own blob has been sent. Raises `PeerLost`.
+        This waits until all of them have arrived and this rank's own blob has been sent. Raises `PeerLost`.
         """
         deadline = time.monotonic() + self._limit_s
+        found: dict[int, ReceivedState] = {}
         with self._lock:
-            found = self._taken()
-        while found is None or self._rest:
+            self._take(found)
+        while len(found) < len(self._incoming) or self._rest:
             with self._lock:
-                moved = self._push() or (found is None and self._pull())
-                found = found or self._taken()
+                moved = self._push()
+                if not moved:
+                    moved = any(each.pull() for each in self._incoming if each.source not in found)
+                self._take(found)
             if not moved:
-                self._wait(deadline, found is None)
-        return found
+                self._wait(deadline, found)
+        return tuple(found.values())
+
+    def _take(self, found: dict[int, ReceivedState]) -> None:
+        """Add the states of this step that have arrived completely to `found`."""
+        for each in self._incoming:
+            if each.source not in found and (state := each.take(self._step, self._on_again)) is not None:
+                found[each.source] = state
 
     def _push(self) -> bool:
         """Send as much as possible without waiting; return True if something was sent."""
@@ -164,11 +190,33 @@ class PrivateStateRing:
         except OSError as error:
             raise PeerLost(f"rank {self.to}: {error}") from error
 
-    def _pull(self) -> bool:
+    def _wait(self, deadline: float, found: Mapping[int, ReceivedState]) -> None:
+        assert self._out is not None
+        left_s = deadline - time.monotonic()
+        poller = select.poll()
+        for each in self._incoming:
+            if each.source not in found:
+                poller.register(each.connection, select.POLLIN)
+        if self._rest:
+            poller.register(self._out, select.POLLOUT)
+        if left_s <= 0 or not poller.poll(left_s * 1e3):
+            silent = [each.source for each in self._incoming if each.source not in found]
+            ranks = " or ".join(map(str, (*silent, self.to)))
+            raise PeerLost(f"rank {ranks}: silent for {self._limit_s:.0f} s")
+
+
+class _Incoming:
+    """The connection from the rank `source`, and what has arrived on it."""
+
+    def __init__(self, source: int, connection: socket.socket) -> None:
+        self.source, self.connection = source, connection
+        self._room = memoryview(bytearray(_PIECE_BYTES))
+        self._begun = 0  # the number of received bytes in `_room`
+
+    def pull(self) -> bool:
         """Receive what has arrived, without waiting; return True if something has. Raises `PeerLost`."""
-        assert self._in is not None
         try:
-            count = self._in.recv_into(self._room[self._begun :])
+            count = self.connection.recv_into(self._room[self._begun :])
         except BlockingIOError:
             return False
         except OSError as error:
@@ -178,28 +226,36 @@ class PrivateStateRing:
         self._begun += count
         return True
 
-    def _taken(self) -> tuple[bytes, bool] | None:
-        """Remove this step's blob from the received bytes, and return what `receive` returns.
+    def take(self, step: int, on_again: Callable[[int, int, bytes], None]) -> ReceivedState | None:
+        """Remove the state of `step` from the received bytes and return it; None if it is incomplete.
 
-        The result is None if the blob is incomplete.
+        The states before it that were sent again are passed to `on_again`. Raises `PeerLost`.
         """
-        while (found := self._message()) is not None:
+        while (found := self._message(step, on_again)) is not None:
             blob, kind = found
             if kind != _AGAIN:
-                return blob, kind == _LATE
+                return ReceivedState(self.source, blob, kind == _LATE)
         return None
 
-    def _message(self) -> tuple[bytes, int] | None:
+    def receive_again(self, step: int, on_again: Callable[[int, int, bytes], None]) -> None:
+        """Pass the states that were sent again and have arrived to `on_again`. Raises `PeerLost`."""
+        while True:
+            moved = self.pull()
+            if self._begun >= _HEADER.size and _HEADER.unpack_from(self._room)[2] != _AGAIN:
+                return
+            if self._message(step, on_again) is None and not moved:
+                return
+
+    def _message(self, now: int, on_again: Callable[[int, int, bytes], None]) -> tuple[bytes, int] | None:
         """Remove a message from the received bytes; return its blob and kind, or None if it is incomplete."""
         room, begun = self._room, self._begun
         if begun < _HEADER.size:
             return None
         step, length, kind = _HEADER.unpack_from(room)
-        due = 0 <= step <= self._step if kind == _AGAIN else step == self._step
+        due = 0 <= step <= now if kind == _AGAIN else step == now
         if not due or not 0 <= length <= MAX_CAPACITY_BYTES:
             raise PeerLost(
-                f"rank {self.source} sent the state of step {step} ({length} bytes),"
-                f" expected step {self._step}"
+                f"rank {self.source} sent the state of step {step} ({length} bytes), expected step {now}"
             )
         end = _HEADER.size + length
         if begun < end:
@@ -211,20 +267,22 @@ class PrivateStateRing:
         room[: begun - end] = bytes(room[end:begun])  # keep what has arrived of the next message
         self._begun = begun - end
         if kind == _AGAIN:
-            self._on_again(step, blob)
+            on_again(self.source, step, blob)
         return blob, kind
 
-    def _wait(self, deadline: float, expecting: bool) -> None:
-        assert self._in is not None
-        assert self._out is not None
-        left_s = deadline - time.monotonic()
-        poller = select.poll()
-        if expecting:
-            poller.register(self._in, select.POLLIN)
-        if self._rest:
-            poller.register(self._out, select.POLLOUT)
-        if left_s <= 0 or not poller.poll(left_s * 1e3):
-            raise PeerLost(f"rank {self.source} or {self.to}: silent for {self._limit_s:.0f} s")
+
+def backup_and_sources(
+    rank: int, world_size: int, nproc: int, backups: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
+    """Return the rank that keeps the private state of `rank`, and the ranks whose states `rank` keeps.
+
+    For `backups`, see `Launch.backups`.
+    """
+    block, local = divmod(rank, nproc)
+    if not backups:
+        return (rank + nproc) % world_size, ((rank - nproc) % world_size,)
+    kept = (other * nproc + local for other, backup in enumerate(backups) if backup == block)
+    return backups[block] * nproc + local, tuple(kept)
 
 
 def _address_towards(towards: str) -> str:
@@ -246,35 +304,44 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
     return [bytes(each.tolist()) for each in found]
 
 
-def _accept(listener: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the first connection that sends the secret. Close all others without waiting for them.
+def _accept(listener: socket.socket, secrets: tuple[bytes, ...], deadline: float) -> list[socket.socket]:
+    """Return the first connection that sends each of the secrets, in their order. Close all others.
 
-    Raises TimeoutError if no connection has sent the secret by the deadline.
+    The secrets are different, and equally long. Other connections are not waited for. Raises TimeoutError if
+    a secret has not been sent by the deadline.
     """
     received: dict[socket.socket, bytes] = {}  # the bytes from each connection; oldest first
+    known: dict[bytes, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         try:
-            while time.monotonic() < deadline:
+            while len(known) < len(secrets) and time.monotonic() < deadline:
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.fileobj is listener:
                         accepted = _accept_one(listener)
                         received[accepted] = b""
                         selector.register(accepted, selectors.EVENT_READ)
                         continue
-                    [connection] = [each for each in received if each is key.fileobj]
-                    received[connection] += _receive_some(connection, len(secret) - len(received[connection]))
-                    if received[connection] == secret:
-                        del received[connection]
-                        return connection
-                for stranger in _to_be_closed(received, secret):
+                    found = [each for each in received if each is key.fileobj]
+                    for connection in found:  # none if it has just been closed
+                        missing = len(secrets[0]) - len(received[connection])
+                        received[connection] += _receive_some(connection, missing)
+                        if received[connection] in secrets and received[connection] not in known:
+                            selector.unregister(connection)
+                            known[received.pop(connection)] = connection
+                for stranger in _to_be_closed(received, [each for each in secrets if each not in known]):
                     del received[stranger]
                     selector.unregister(stranger)
                     stranger.close()
         finally:
             for each in received:
                 each.close()
-    raise TimeoutError("no peer connected in time")
+            if len(known) < len(secrets):
+                for each in known.values():
+                    each.close()
+    if len(known) < len(secrets):
+        raise TimeoutError("no peer connected in time")
+    return [known[each] for each in secrets]
 
 
 def _accept_one(listener: socket.socket) -> socket.socket:
@@ -296,15 +363,18 @@ def _receive_some(connection: socket.socket, most: int) -> bytes:
         return bytes(most + 1)
 
 
-def _to_be_closed(received: Mapping[socket.socket, bytes], secret: bytes) -> list[socket.socket]:
-    """Return the connections that must be closed.
+def _to_be_closed(received: Mapping[socket.socket, bytes], secrets: Sequence[bytes]) -> list[socket.socket]:
+    """Return the connections that must be closed, while the `secrets` are still expected.
 
     These are the connections that sent wrong bytes. If there are too many other connections, the result also
     includes the oldest of them.
     """
-    wrong = [each for each, sent in received.items() if not secret.startswith(sent)]
+    wrong = [
+        each for each, sent in received.items() if not any(secret.startswith(sent) for secret in secrets)
+    ]
     slow = [each for each in received if each not in wrong]
-    return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED)]
+    # Each expected rank may have connected too and be about to send its secret.
+    return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED - len(secrets) + 1)]
 
 
 class LocalPrivateState:
@@ -337,8 +407,11 @@ class LocalPrivateState:
     def receive_again(self) -> None:
         """Do nothing, because nothing is sent."""
 
-    def receive(self) -> None:
-        """Wait until `source` has stored its state of this or a later step. Raises `PeerLost`."""
+    def receive(self) -> tuple[ReceivedState, ...]:
+        """Wait until `source` has stored its state of this or a later step. Raises `PeerLost`.
+
+        Returns no states, because nothing is sent.
+        """
         deadline = 0.0
         while self._store.stored(self._generation, self._step) is None:
             deadline = deadline or time.monotonic() + self._limit_s
@@ -348,3 +421,4 @@ class LocalPrivateState:
                     f" within {self._limit_s:.0f} s"
                 )
             time.sleep(_POLL_S)
+        return ()

@@ -123,13 +123,19 @@ def _of_conditions(node: KubernetesObject) -> Iterator[NodeNotice]:
             yield NodeNotice(f"node {name} is shutting down")
 
 
-def kept_node(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a Node that `departure_of` reads, so that equal parts show that nothing changed."""
+def kept_node(raw: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the parts of a Node that `departure_of` reads, so that equal parts show that nothing changed.
+
+    `also` are the keys of labels to keep.
+    """
     metadata = raw["metadata"]
-    kept = {"name": metadata["name"]}
+    kept: dict[str, Any] = {"name": metadata["name"]}
     if metadata.get("deletionTimestamp") is not None:
         kept["deletionTimestamp"] = metadata["deletionTimestamp"]
     found: dict[str, Any] = {"metadata": kept}
+    labels = metadata.get("labels")
+    if places := {key: labels[key] for key in also if key in labels} if isinstance(labels, Mapping) else {}:
+        kept["labels"] = places
     if taints := [_only(each, _TAINT) for each in _mappings((raw.get("spec") or {}).get("taints"))]:
         found["spec"] = {"taints": taints}
     conditions = [

@@ -71,6 +71,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "sources": _rows(memory.sources),
         "peers": _rows(memory.peers),
         "bystanders": list(memory.bystanders),  # no journal has them
+        "backups": list(memory.launch.backups) if memory.launch is not None else [],
         "ledger": ledger,
     }
     resumed = _resumed(memory)
@@ -100,6 +101,9 @@ def decode(text: str, now: Instant) -> HeldState:
     if found["format"] == FORMAT:
         memory = _with_sources(memory, found)
     memory = replace(memory, bystanders=_names(found.get("bystanders")))
+    if memory.launch is not None:
+        backups = _positions(found.get("backups"), len(memory.placement))
+        memory = replace(memory, launch=replace(memory.launch, backups=backups))
     return HeldState(memory, _moved_ledger(found.get("ledger"), by_ns))
 
 
@@ -166,6 +170,14 @@ def _set(
 def _names(found: Any) -> tuple[str, ...]:
     """Return the names in a list, which an older version did not write."""
     return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+
+def _positions(found: Any, count: int) -> tuple[int, ...]:
+    """Return the backups of `count` members, which an older version did not write; () if they are invalid."""
+    if not isinstance(found, list) or len(found) != count:
+        return ()
+    is_valid = all(type(each) is int and 0 <= each < count for each in found)
+    return tuple(found) if is_valid else ()
 
 
 def _rows(sources: tuple[StateSource, ...]) -> list[list[Any]]:

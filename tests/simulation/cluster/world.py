@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
-from supervisor.decision import closing, departures, orders, transition
+from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
+from supervisor.decision.places import departures
 from supervisor.decision.transition import taken_over, with_stop_request
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping

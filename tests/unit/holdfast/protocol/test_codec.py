@@ -294,3 +294,18 @@ def test_a_list_that_is_longer_than_its_limit_is_refused(name: str, most: int) -
     assert getattr(longest, name) == tuple(range(most))
     with pytest.raises(codec.InvalidMessage, match=rf"\.{name}: .* is not a list of at most {most}"):
         codec.from_json(RankProgress, {**value, name: list(range(most + 1))})
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    """A message with a field that older versions do not know."""
+
+    step: int
+    places: tuple[int, ...] = dataclasses.field(default=(), metadata=codec.added())
+
+
+def test_a_field_that_older_versions_do_not_know_is_sent_only_if_it_is_needed() -> None:
+    """An older receiver refuses a message with a field that it does not know."""
+    assert codec.encode(Grown(3)) == b'{"step":3}\n'
+    for message in (Grown(3), Grown(3, (1, 0))):
+        assert codec.decode(Grown, codec.encode(message)) == message

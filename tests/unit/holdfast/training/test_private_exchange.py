@@ -13,16 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerLost
-from holdfast.training.protection.private_exchange import MAX_UNIDENTIFIED, PrivateStateRing, _accept
+from holdfast.training.protection.private_exchange import (
+    MAX_UNIDENTIFIED,
+    PrivateStateRing,
+    ReceivedState,
+    _accept,
+    _Incoming,
+    backup_and_sources,
+)
 
 
 @given(st.integers(2, 8), st.integers(1, 8))
 def test_every_state_has_a_second_copy_on_another_member(members: int, nproc: int) -> None:
     world_size = members * nproc
     sides = [PrivateStateRing(rank, world_size, nproc) for rank in range(world_size)]
-    assert [sides[side.to].source for side in sides] == list(range(world_size))
+    assert [sides[side.to].sources for side in sides] == [(rank,) for rank in range(world_size)]
     for rank, side in enumerate(sides):
         assert side.to // nproc != rank // nproc
+
+
+def test_one_member_can_keep_the_states_of_several() -> None:
+    backups = (2, 2, 0)  # members 0 and 1 share a node
+    found = [backup_and_sources(rank, 6, 2, backups) for rank in range(6)]
+    assert [to for to, _ in found] == [4, 5, 4, 5, 0, 1]
+    assert [sources for _, sources in found] == [(4,), (5,), (), (), (0, 2), (1, 3)]
 
 
 Ring = tuple[PrivateStateRing, socket.socket, socket.socket]
@@ -32,7 +46,7 @@ Ring = tuple[PrivateStateRing, socket.socket, socket.socket]
 def ring() -> Iterator[Ring]:
     """Yield a rank, and the other ends of its connections for sending and receiving."""
     side, (ours, theirs), (fed, feeding) = PrivateStateRing(0, 2, 1), socket.socketpair(), socket.socketpair()
-    side._out, side._in = ours, fed
+    side._out, side._incoming = ours, (_Incoming(1, fed),)
     for each in (ours, fed):
         each.setblocking(False)
     yield side, theirs, feeding
@@ -56,7 +70,7 @@ def test_a_state_of_any_size_arrives_whole_and_so_does_the_next(ring: Ring, size
         each.start()
     for step, blob in blobs.items():
         side.send(step, blob, late=step == 8)
-        assert side.receive() == (blob, step % 2 == 1)
+        assert side.receive() == (ReceivedState(1, blob, step % 2 == 1),)
     for each in (peer, drain):
         each.join()
     assert b"".join(sent) == b"".join(message(s, b, s == 8) for s, b in blobs.items())
@@ -74,10 +88,10 @@ def test_a_state_that_arrives_byte_by_byte_is_distinguished_from_the_next_one(ri
     taken: list[bytes] = []
     for at in range(len(stream)):
         feeding.sendall(stream[at : at + 1])
-        side._step = len(taken) + 1
-        assert side._pull()
-        if (found := side._taken()) is not None:
-            taken.append(found[0])
+        [incoming] = side._incoming
+        assert incoming.pull()
+        if (found := incoming.take(len(taken) + 1, side._on_again)) is not None:
+            taken.append(found.blob)
     assert taken == [b"first", b"second"]
 
 
@@ -91,10 +105,10 @@ def test_a_state_that_is_sent_again_is_received_with_the_next_one_or_when_securi
 ) -> None:
     side, theirs, feeding = ring
     came: list[tuple[int, bytes]] = []
-    side._on_again = lambda step, blob: came.append((step, blob))
+    side._on_again = lambda _source, step, blob: came.append((step, blob))
     side.send(7, b"mine", late=True)
     feeding.sendall(message(7, b"early", late=1))
-    assert side.receive() == (b"early", True)
+    assert side.receive() == (ReceivedState(1, b"early", late=True),)
     last = os.urandom(size)
     peer = threading.Thread(target=feeding.sendall, args=(message(7, last, AGAIN) + message(8, b"next"),))
     peer.start()
@@ -105,7 +119,7 @@ def test_a_state_that_is_sent_again_is_received_with_the_next_one_or_when_securi
         side.receive_again()
     side.send_again(7, b"ours")
     side.send(8, b"mine", late=False)
-    assert side.receive() == (b"next", False)
+    assert side.receive() == (ReceivedState(1, b"next", late=False),)
     peer.join()
     assert came == [(7, last)]
     sent: list[bytes] = []
@@ -124,7 +138,7 @@ def test_data_that_cannot_be_sent_at_once_is_sent_in_order(ring: Ring) -> None:
     expected = message(1, b"first", 1) + message(1, large, AGAIN) + message(2, b"second")
     drain = threading.Thread(target=lambda: received(theirs, len(expected), sent))
     drain.start()
-    assert side.receive() == (b"theirs", False)
+    assert side.receive() == (ReceivedState(1, b"theirs", late=False),)
     drain.join()
     assert b"".join(sent) == expected
 
@@ -149,11 +163,11 @@ def test_a_repeated_state_of_a_future_step_is_a_lost_peer(ring: Ring) -> None:
 
 def test_an_announced_state_takes_no_memory_before_it_arrives(ring: Ring) -> None:
     side, _, feeding = ring
-    side._step = 1
+    [incoming] = side._incoming
     feeding.sendall(struct.pack("<qqq", 1, 1 << 30, 0) + bytes(100_000))
-    while side._pull():
-        assert side._taken() is None
-    assert len(side._room) < 1 << 20
+    while incoming.pull():
+        assert incoming.take(1, side._on_again) is None
+    assert len(incoming._room) < 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -179,6 +193,7 @@ def test_the_loss_of_a_peer_is_reported(ring: Ring) -> None:
 
 
 SECRET = b"0123456789abcdef"
+OTHER = b"0123456789ABCDEF"
 
 
 def test_unknown_connections_delay_nobody() -> None:
@@ -193,13 +208,15 @@ def test_unknown_connections_delay_nobody() -> None:
         silent = [come(SECRET[:7] if n % 2 else b"") for n in range(MAX_UNIDENTIFIED - 2)]
         peer = come(SECRET[:3])
         threading.Timer(0.05, peer.sendall, (SECRET[3:],)).start()
-        found = _accept(listener, SECRET, time.monotonic() + 30.0)
-        with found:
-            assert found.getpeername() == peer.getsockname()
+        other = come(OTHER)
+        found = _accept(listener, (SECRET, OTHER), time.monotonic() + 30.0)
+        for each in found:
+            opened.enter_context(each)
+        assert [each.getpeername() for each in found] == [peer.getsockname(), other.getsockname()]
         for each in silent:
             assert each.recv(1) == b"", "the connections must be closed"
 
 
 def test_a_peer_that_does_not_connect_is_waited_for_until_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
-        _accept(listener, SECRET, time.monotonic() + 0.05)
+        _accept(listener, (SECRET,), time.monotonic() + 0.05)

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
-from holdfast.protocol.member_messages import CheckpointReport
+from holdfast.protocol.member_messages import CheckpointReport, StateSource
 from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
@@ -194,6 +194,35 @@ def test_a_status_is_due_when_a_sidecar_connects_or_disconnects_but_not_for_mere
         due.append(job.members_changed.is_set())
         job.members_changed.clear()
     assert due == [True, False, True, False, True, False]
+
+
+class Owned(Backend):
+    """A backend whose members someone else creates."""
+
+    def want(self, count: int, discard: tuple[str, ...]) -> None:
+        self.wanted = count
+
+
+async def test_a_standby_is_ordered_to_copy_a_state_that_is_on_one_node_only(job: Job) -> None:
+    job.backend = Owned({"m0": "running", "s0": "running"})
+    job.policy = Policy(standby=1, members_created_externally=True)
+    peers = (StateSource("http://m0:1", 0),)
+    alone = memory(placement=("m0",), world_size=1, settled=True, peers=peers)
+    for node, copied in (("a", ()), ("b", (StateSource("http://m0:1", -1, 1), *peers))):
+        standby = member("s0", report("s0", launcher(), node=node))
+        seen = view(member("m0", report("m0", launcher(), node="a")), standby)
+        job.memory = alone
+        await job._give_orders(replace(seen, memory=alone))
+        order = job.member_server.connection("s0").order
+        assert order is not None
+        assert (order.do, order.sources) == ("idle", copied)
+
+
+def test_a_members_rack_is_that_of_the_node_that_it_reports(job: Job) -> None:
+    job._rack_of = {"n0": "r0"}.get  # type: ignore[assignment]
+    job.backend = Backend({"m0": "running", "m1": "running"})
+    job.member_server.connection("m0").report = report("m0", None, node="n0")
+    assert [each.rack for each in job.view().members] == ["r0", ""]
 
 
 def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(job: Job) -> None:

@@ -16,9 +16,9 @@ def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
     return member(name, report(name, launcher(), progress=(told,)))
 
 
-def begun() -> Bookkeeping:
+def begun(*, queues: bool = False) -> Bookkeeping:
     """Return the accounts of a group of two that was formed at 0 s and did its first step at 10 s."""
-    accounts = Bookkeeping(0, None)
+    accounts = Bookkeeping(0, None, queues=queues)
     accounts.closed(memory(), None, StartTimes(1 * S, 2 * S, 3 * S, 10 * S), 0.0)
     return accounts
 
@@ -262,6 +262,22 @@ def test_a_group_pauses_if_all_its_ranks_pause() -> None:
         accounts.observe(view(*both, now_s=float(now_s), settled=True))
         found.append(accounts.ledger.activity)
     assert found == [Bucket.PRODUCTIVE, Bucket.CHECKPOINT, Bucket.PRODUCTIVE, Bucket.PAUSED]
+
+
+def test_on_a_cluster_the_steps_of_members_on_one_node_are_secured_up_to_the_newest_checkpoint() -> None:
+    def secured(*nodes: str, on_cluster: bool = True) -> object:
+        accounts = begun(queues=on_cluster)
+        members = []
+        for number, node in enumerate(nodes):
+            there = trained(20, name=f"m{number}")
+            assert there.report is not None
+            durable = replace(there.report.durable, step=17)
+            members.append(replace(there, report=replace(there.report, node=node, durable=durable)))
+        accounts.observe(view(*members, now_s=30.0, settled=True))
+        return accounts.ledger.snapshot()["secured_step"]
+
+    assert (secured("a", "b"), secured("a", "a")) == (20, 17)
+    assert secured("a", "a", on_cluster=False) == 20
 
 
 def test_the_steps_of_one_member_are_secured_up_to_the_newest_checkpoint() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.protocol.launcher_messages import Ending, StartTimes
+from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.publisher import StatusPublisher
@@ -80,6 +81,26 @@ def test_the_loss_is_that_of_rank_0_even_if_it_ends_first(tmp_path: Path) -> Non
     assert told_by(records, doing(0, 1))["loss"] == 0.5
     assert told_by(records, doing(1))["loss"] == 0.5, "rank 1's own loss was reported as the group's"
     assert told_by(records, doing())["loss"] == 0.5
+
+
+def test_on_a_cluster_a_step_is_secured_once_it_survives_the_loss_of_any_node(tmp_path: Path) -> None:
+    def secured(*nodes: str, saved: int = 0) -> int | None:
+        now = doing(0, 1, step=9)
+        members = tuple(
+            replace(each, report=replace(each.report, node=node, durable=CheckpointReport(saved)))
+            for each, node in zip(now.members, nodes, strict=True)
+            if each.report is not None
+        )
+        policy = Policy(members_created_externally=True)
+        found = told_by(StatusPublisher(RunDir(tmp_path), policy=policy), replace(now, members=members))
+        step = found["secured_step"]
+        assert step is None or isinstance(step, int)
+        return step
+
+    assert secured("a", "b") == 9
+    assert secured("a", "a", saved=4) == 4
+    assert secured("a", "a", saved=-1) == 0
+    assert told_by(StatusPublisher(RunDir(tmp_path)), doing(0, 1, step=9))["secured_step"] == 9
 
 
 def test_a_run_that_was_stopped_has_the_step_that_was_saved(tmp_path: Path) -> None:

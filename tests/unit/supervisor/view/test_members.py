@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.member_messages import RankStall
-from supervisor.decision import closing, placement, resume_point, transition
+from supervisor.decision import closing, resume_point, transition
 from supervisor.decision.decide import decide
+from supervisor.decision.places import placement
 from supervisor.hangs import observation
 from supervisor.view import members
 from supervisor.view.model import (

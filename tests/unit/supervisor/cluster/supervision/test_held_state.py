@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from holdfast.protocol.launcher_messages import Launch
 from holdfast.protocol.member_messages import StateSource
 from supervisor.cluster.supervision import held_state
 from supervisor.cluster.supervision.held_state import (
@@ -122,6 +123,21 @@ def test_another_host_reads_the_times_on_its_own_clock() -> None:
     restored = Ledger.restore(found.ledger)
     assert restored.at_ns == -70 * S, "100 s before the write"
     assert restored.total_ns == ledger().total_ns
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [([2, 2, 0], (2, 2, 0)), ([], ()), ([3, 0, 0], ()), ([0, 1], ()), ("x", ()), (None, ())],
+)
+def test_the_next_supervisor_learns_which_member_keeps_whose_private_states(
+    written: object, read: tuple[int, ...]
+) -> None:
+    launch = Launch(1, 3, 1, "127.0.0.1", 4000, -1, 0.01, backups=(1, 2, 0))
+    state = JobState(3, 1, generation=1, placement=("m0", "m1", "m2"), launch=launch)
+    content = json.loads(held_state.encode(state, None, HERE))
+    assert content["backups"] == [1, 2, 0]
+    found = held_state.decode(json.dumps({**content, "backups": written}), HERE).memory.launch
+    assert found == replace(launch, backups=read)
 
 
 def test_a_wall_clock_that_was_set_back_means_that_no_time_has_passed() -> None:

@@ -204,6 +204,24 @@ def test_the_decision_waits_seconds_for_a_missing_members_state_rather_than_lose
     assert all(step >= 5 for _, _, step in remedies(world))
 
 
+@pytest.mark.parametrize(("is_copied", "resumed"), [(False, 0), (True, 4)])
+def test_a_group_of_one_member_resumes_from_the_copy_on_its_standby(is_copied: bool, resumed: int) -> None:
+    def copy(world: World) -> None:
+        """Do what the sidecar of a standby on another node does."""
+        [active] = world.memory.placement
+        [standby] = [each for name, each in world.members.items() if name != active]
+        standby.slots[:] = world.members[active].slots
+        standby.privates.update(world.members[active].privates)
+
+    policy = Policy(standby=1, checkpoint_every_s=0)
+    world = cued(0, 6, "lose", policy=policy, snapshot_every=1)
+    if is_copied:
+        world.at(700, copy)
+    world.run()
+    assert is_whole(world)
+    assert remedies(world) == [("member_lost", "swap", resumed)]
+
+
 def test_a_silent_member_is_replaced_and_ended() -> None:
     world = World(TWO, STEPS, step_ms=2000, hang_ms=60_000)
     world.at(3000, lambda w: w.network.cut_off("m1", 60_000)).run()

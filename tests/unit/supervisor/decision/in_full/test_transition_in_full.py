@@ -230,6 +230,18 @@ def restarted(now: View, action: Start, **changes: Any) -> JobState:
     return replace(now.memory, **{**usual, **changes})
 
 
+def test_members_on_one_node_of_a_cluster_send_their_private_states_to_another_node() -> None:
+    nodes = {"m0": "a", "m1": "a", "m2": "b"}
+    members = tuple(member(name, report(name, None, node=node)) for name, node in nodes.items())
+    now = seen("securing", members=members, world_size=6)
+    action = begun(placement=("m0", "m1", "m2"))
+    on_cluster = replace(POLICY, members_created_externally=True)
+    for policy, backups in ((on_cluster, (2, 2, 0)), (POLICY, ())):
+        launch = transition.after(now, action, policy).launch
+        assert launch is not None
+        assert launch.backups == backups
+
+
 def test_a_restart_changes_exactly_these_fields() -> None:
     now = seen("securing")
     assert asdict(transition.after(now, begun(), POLICY)) == asdict(restarted(now, begun()))

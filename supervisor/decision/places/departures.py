@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.decision import placement, resume_point
+from supervisor.decision import resume_point
+from supervisor.decision.places import placement
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait

@@ -1,0 +1,188 @@
+"""Find out what the loss of a node would destroy, and place private states to survive it. Pure.
+
+Members on one node are lost together, and members in one rack often are. A member's node is the one that it
+reports. Its rack is what the cluster's labels say about the node; "" if they say nothing.
+
+Every member has the replicated state, so it survives as long as the group's members are on several nodes. The
+private states of a member's ranks are only on the member itself and on its backup (`Launch.backups`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.protocol.member_messages import StateSource
+from supervisor.decision import resume_point, state_sources
+from supervisor.view import cut_off_work
+from supervisor.view.model import JobState, MemberView, Policy, View
+
+# A member waits in each step for the private states that it keeps, and has memory for them. Members of a node
+# are few, but a rack can have nearly all members of a job.
+MOST_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MemberPlace:
+    """Where a member is. A `rack` of "" is unknown."""
+
+    rack: str
+    node: str
+
+    def distance(self, other: MemberPlace) -> int:
+        """Return 0 for the same node, 2 for another rack, and 1 for another node otherwise."""
+        if self.node == other.node:
+            return 0
+        return 2 if self.rack and other.rack and self.rack != other.rack else 1
+
+
+def place_of(member: MemberView | None, name: str) -> MemberPlace:
+    """Return the place of the member `name`. A member that has never reported is taken to be alone."""
+    if member is None or member.report is None:
+        return MemberPlace("", f"member {name}")
+    return MemberPlace(member.rack, member.report.node)
+
+
+def _places(view: View, placement: Sequence[str]) -> list[MemberPlace]:
+    return [place_of(view.member(name), name) for name in placement]
+
+
+# -- who keeps whose private states
+
+
+def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
+    """Return `Launch.backups` for the next generation: for each member, the position of its backup.
+
+    Each backup is as far away as possible: in another rack, or else on another node. The result is () if the
+    next member in the placement is such a backup for each member, or if all members are on one node.
+    """
+    return backups_of(_places(view, placement))
+
+
+def backups_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
+    """Return the positions of the backups of the members in `places`; see `backups`.
+
+    If possible, each member keeps the states of exactly one other member.
+    """
+    count = len(places)
+    wanted = _wanted_distances(places)
+    by_place = sorted(range(count), key=lambda position: (places[position], position))
+    racks, nodes = [each.rack for each in places], [each.node for each in places]
+    largest = [max(Counter(each).values(), default=0) for each in (racks, nodes)]
+    orders = [(list(range(count)), 1), *((by_place, shift) for shift in (*largest, count // 2))]
+    for number, (order, shift) in enumerate(orders):
+        found = {each: order[(at + shift) % count] for at, each in enumerate(order)}
+        if all(places[each].distance(places[to]) >= wanted[each] for each, to in found.items()):
+            return tuple(found[each] for each in range(count)) if number else ()
+    return _shared_backups(places, wanted)
+
+
+def _wanted_distances(places: Sequence[MemberPlace]) -> list[int]:
+    """Return how far away from each member its backup has to be.
+
+    If a rack has so many more members than all others that those would have to keep the states of more than
+    `MOST_KEPT` members each, another node is far enough.
+    """
+    sizes = Counter(each.rack for each in places if each.rack)
+    in_racks = sum(sizes.values())
+    several = len({each.node for each in places}) > 1
+    return [
+        2 if each.rack and 0 < sizes[each.rack] <= MOST_KEPT * (in_racks - sizes[each.rack]) else int(several)
+        for each in places
+    ]
+
+
+def _shared_backups(places: Sequence[MemberPlace], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return backups that keep the states of several members, because one node or rack has most members.
+
+    Of the members that are far enough away, the one that keeps the fewest states is chosen.
+    """
+    loads = [0] * len(places)
+    racks: dict[str, list[tuple[int, int]]] = {}  # heaps of loads and positions; a load may be outdated
+    nodes: dict[str, list[tuple[int, int]]] = {}
+    for position, place in enumerate(places):
+        if place.rack:
+            racks.setdefault(place.rack, []).append((0, position))
+        nodes.setdefault(place.node, []).append((0, position))
+    found: list[int] = []
+    for place, distance in zip(places, wanted, strict=True):
+        heaps, own = (racks, place.rack) if distance == 2 else (nodes, place.node)
+        _, backup = min(_least(heap, loads) for key, heap in heaps.items() if key != own)
+        loads[backup] += 1
+        found.append(backup)
+    return tuple(found)
+
+
+def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]:
+    """Return the smallest load in the heap with its position, after bringing the heap's top up to date."""
+    while heap[0][0] != loads[heap[0][1]]:
+        position = heap[0][1]
+        heapq.heapreplace(heap, (loads[position], position))
+    return heap[0]
+
+
+# -- what survives
+
+
+def secured_step(view: View, step: int) -> int:
+    """Return the newest step whose state survives the loss of any one node; -1 if there is none.
+
+    All ranks have completed `step`. It survives the loss of a node if there is a member on another node, and
+    the private states of all ranks on the lost node are also on another node. Otherwise, only an older state
+    survives: a checkpoint, or a snapshot on a standby.
+    """
+    return min((step, *(_newest_without(view, node, step) for node in _unsafe_nodes(view))))
+
+
+def durable_step(view: View, step: int) -> int:
+    """Return the newest step up to `step` that members report to be on storage; -1 if there is none."""
+    found = [each.report.durable.step for each in view.members if each.report is not None]
+    return min(step, max(found, default=-1))
+
+
+def _unsafe_nodes(view: View) -> set[str]:
+    """Return the nodes whose loss destroys the state of the last step."""
+    memory = view.memory
+    nodes = [place.node for place in _places(view, memory.placement)]
+    if len(set(nodes)) < 2:
+        return set(nodes)
+    kept = memory.launch.backups if memory.launch is not None else ()
+    if len(kept) != len(nodes):
+        kept = tuple((position + 1) % len(nodes) for position in range(len(nodes)))
+    return {node for position, node in enumerate(nodes) if node == nodes[kept[position]]}
+
+
+def _newest_without(view: View, node: str, step: int) -> int:
+    """Return the newest step that the group can resume from if it loses `node`; -1 if there is none."""
+    left = tuple(each for each in view.members if place_of(each, each.name).node != node)
+    found = resume_point.newest(replace(view, members=left), None, cut_off_work.void_states(view))
+    return max(durable_step(view, step), found.step if found.source != "none" else -1)
+
+
+# -- the state on standbys
+
+
+def mirrored(view: View, policy: Policy, standby: str) -> tuple[StateSource, ...]:
+    """Return the members whose state the standby copies, to keep it if their node is lost; () for none.
+
+    The first source has the snapshots, and all of them have the private states of their ranks. A copy is only
+    needed while all members with ranks are on one node and the standby is on another one.
+    """
+    memory = view.memory
+    if not policy.members_created_externally or memory.phase != "running" or not memory.settled:
+        return ()
+    places = (place_of(view.member(name), name) for name in memory.placement)
+    first = next(places, None)
+    own = place_of(view.member(standby), standby)
+    if first is None or own.node == first.node or any(each.node != first.node for each in places):
+        return ()
+    return _sources(memory)
+
+
+def _sources(memory: JobState) -> tuple[StateSource, ...]:
+    peers = state_sources.grouped(memory.peers)
+    if not peers or not all(each.url for each in peers):
+        return ()
+    return (StateSource(peers[0].url, -1, memory.generation), *peers)
