@@ -189,6 +189,12 @@ class Judge:
             return False
         return held.last_s >= max(self._evidence.boots(), default=-inf)
 
+    def uses_needed(self) -> set[Place]:
+        """Return the readings that allow kernel lines about the node's own devices to be unhealthy."""
+        events = self._evidence.events
+        devices = {entity for entity, check, _ in events if check not in MARKS and kind_of(entity) == DISK}
+        return {(each, VOLUME) for each in devices if self._is_nodes_own(each)}
+
     def _needs_no_action(self, entity: str) -> bool:
         """Return True if the driver has said since the first look that the GPU needs no action."""
         held = self._evidence.series.get((entity, RECOVERY))
