@@ -201,7 +201,8 @@ class Evaluator:
     def forget(self, before_s: float) -> None:
         """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
-        Evidence of a current finding is kept, no matter how long ago it was last seen.
+        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
+        ago it was last seen.
         """
         self._retention.forget(before_s)
         self._findings = None

@@ -189,6 +189,23 @@ class Judge:
             return False
         return held.last_s >= max(self._evidence.boots(), default=-inf)
 
+    def decisive_series(self) -> set[Place]:
+        """Return the series on which the level of an event's finding depends.
+
+        They are the uses of the node's own devices with kernel lines, and the driver's recommendations for
+        GPUs with faults from before the first look.
+        """
+        found: set[Place] = set()
+        for (entity, check, _), variants in self._evidence.events.items():
+            if check in MARKS:
+                continue
+            if kind_of(entity) == DISK and self._is_nodes_own(entity):
+                found.add((entity, VOLUME))
+            elif min(each.first_s for each in variants.values()) < self._evidence.first_look_s:
+                owners = self._evidence.owners_of(entity)
+                found |= {(owner, RECOVERY) for owner in owners if self._needs_no_action(owner)}
+        return found
+
     def _needs_no_action(self, entity: str) -> bool:
         """Return True if the driver has said since the first look that the GPU needs no action."""
         held = self._evidence.series.get((entity, RECOVERY))

@@ -30,7 +30,8 @@ class EvidenceRetention:
         """Make room for another series if the limit is reached; return False if there is nothing to give up.
 
         Series without a finding make room, or else those whose finding is milder than what this sample shows,
-        or whose check cannot report anything as grave as this sample's check can.
+        or whose check cannot report anything as grave as this sample's check can. A series on which the level
+        of an event's finding depends never makes room.
         """
         kind, now_s = kind_of(seen.entity), seen.at_s
         stored, limit = self._evidence.series, quotas.series_limit(kind)
@@ -43,7 +44,8 @@ class EvidenceRetention:
         pool = quotas.full_pool(stored, kind, limit)
         if not pool:
             return True
-        ranks = [(self._rank_of_series(each, shows, may_show), each) for each in pool]
+        decisive = self._judge.decisive_series()
+        ranks = [(self._rank_of_series(each, shows, may_show), each) for each in pool if each not in decisive]
         ranked = [(rank, stored[each].last_s, each) for rank, each in ranks if rank and each in stored]
         given_up = quotas.to_give_up(ranked, limit)
         for rank, last_s, place in given_up:
@@ -133,12 +135,14 @@ class EvidenceRetention:
     def forget(self, before_s: float) -> None:
         """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
 
-        Evidence of a current finding is kept, no matter how long ago it was last seen.
+        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
+        ago it was last seen.
         """
+        decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held
             for place, held in self._evidence.series.items()
-            if held.last_s >= before_s or self._judge.of_series(place) is not None
+            if held.last_s >= before_s or place in decisive or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
         # Events that end findings are needed while older evidence is kept.

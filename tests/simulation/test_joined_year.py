@@ -13,6 +13,7 @@ from bench.quarantine.joined.guesses import ABOUT, Guesses, variations
 from bench.quarantine.joined.judge import Year, judge
 from bench.text import all_met
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.retention import FORGET_S
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import NodePolicy
 
@@ -53,9 +54,24 @@ def test_some_weeks_meet_their_targets_and_contain_what_they_are_about() -> None
     assert year.truth.repeats > 0
 
 
+def test_a_disk_that_fails_after_quiet_months_is_reported_and_its_node_taken_out() -> None:
+    options = argparse.Namespace(nodes=4, days=180.0, rack=8, mix=["byterobust"], no_crowds=True, seed=0)
+    rates = [
+        replace(each, per_node_year=3.0)
+        for each in fault_mixes.load(("byterobust",))
+        if each.component == "disk_fault"
+    ]
+    year = joined.simulate(
+        options, NodePolicy(), Guesses(restarts=0.0, false_alarms=0.0, silences=0.0), rates
+    )
+    assert all_met(judge(year)), [each.line for each in judge(year)]
+    assert max(case.reported_s for case in year.pool.tally.cases) > 2 * FORGET_S
+
+
 def test_an_evaluator_that_forgets_what_stands_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(evaluator: Evaluator, before_s: float) -> None:
         evaluator._evidence.events.clear()
+        evaluator._evidence.grown.clear()
         evaluator._evidence.series.clear()
         evaluator._judge.revise()
         evaluator._findings = None

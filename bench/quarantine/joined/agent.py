@@ -7,6 +7,10 @@ A sensor takes readings at its rule's period only around a change: from three re
 it can no longer affect any limit, window or clear time of the rule. Between changes, each reading would equal
 the previous one, and the evaluator would merely fold it away, so such readings are left out. A test compares
 the result with an agent that gets all readings.
+
+An equal reading matters in two other cases. After a reset or an operator's command, it shows that the state
+has outlived it, so all readings of the entity are repeated. And the evaluator forgets what it has not seen
+for `FORGET_S`, such as which disks are the node's own, so each reading is repeated once per `RENEW_S`.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from bench.quarantine.joined.machine import ReadingPlace, SimulatedMachine
 from nodeagent.agent.agent import Agent
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import FittedSensor, SensorStatus, SensorThread
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.kernel.line_reader import LinePatterns, LineReader
 from nodeagent.model import HealthFinding, Level, Observation, kind_of
 from nodeagent.nvml.gpu_roster import GpuHistory, NodeGpus, load_history
@@ -33,6 +38,7 @@ EPOCH_S = 1.8e9  # agent time is about the time since 1970
 BRANCH = 575
 VERSION = "1"
 BEFORE = 3  # readings before a change
+RENEW_S = FORGET_S - 86400.0  # the longest time between two readings, with a day to spare
 SENSORS = ("kmsg", "nvml-events", "nvml-polling", "sysfs", "host", "operator")
 SEE_XIDS = ("kmsg", "nvml-events")
 SENSOR_OF = {"gpu": "nvml-polling", "driver": "nvml-polling", "port": "sysfs", "disk": "host", "node": "host"}
@@ -78,16 +84,20 @@ class _Clock(clock.Clock):
 Span = tuple[float, float]  # first and last time
 
 
+def span_to_reach(rule: Rule, changed_s: float) -> Span:
+    """Return the time within which readings that begin at a change reach a bound, if they ever do."""
+    bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
+    waits = [each.for_s for each in bounds] + [each.for_s for each in rule.states.values()]
+    counts = [each.of * rule.period_s for each in bounds]
+    return changed_s, changed_s + max([0.0, *waits, *counts]) + BEFORE * rule.period_s
+
+
 def spans_to_read(rule: Rule, changed_s: float) -> tuple[Span, ...]:
     """Return the times after a change when a reading matters even if it equals the previous one.
 
     An unchanged counter matters again when its last growth leaves the window.
     """
-    bounds = [each for each in (rule.degraded, rule.unhealthy) if each]
-    waits = [each.for_s for each in bounds] + [each.for_s for each in rule.states.values()]
-    counts = [each.of * rule.period_s for each in bounds]
-    spare_s = BEFORE * rule.period_s
-    first = (changed_s, changed_s + max([0.0, *waits, *counts]) + spare_s)
+    first, spare_s = span_to_reach(rule, changed_s), BEFORE * rule.period_s
     if rule.kind is not RuleKind.RATE:
         return ((changed_s, first[1] + rule.clear_s),)
     leaves_s = changed_s + rule.window_s
@@ -209,6 +219,7 @@ class NodeAgent:
             self._put(
                 Observation(self._clock.at(now_s), "cleared", entity, "operator", text="holdfast node clear")
             )
+            self._repeat_all(entity, now_s)
 
     def agent_s(self, now_s: float) -> float:
         return self._clock.at(now_s)
@@ -265,17 +276,20 @@ class NodeAgent:
         spans += spans_to_read(self.policy.rules[place[1]], now_s)
         self._plan(place, now_s)
 
+    def _repeat_all(self, entity: str, now_s: float) -> None:
+        """Note that an entity's state may have outlived something that ends findings, so it is read again."""
+        for place in [each for each in self.machine.readings() if each[0] == entity]:
+            self._spans.setdefault(place, []).append(span_to_reach(self.policy.rules[place[1]], now_s))
+            self._plan(place, now_s)
+
     def _plan(self, place: ReadingPlace, now_s: float) -> None:
         """Plan the next reading."""
         spans = (
             [(0.0, inf)] if self._whole else [each for each in self._spans.get(place, ()) if each[1] > now_s]
         )
-        at_s = next_s(self.policy.rules[place[1]], spans, now_s)
-        if at_s < inf:
-            self._spans[place], self._next_s[place] = spans, at_s
-        else:
-            self._spans.pop(place, None)
-            self._next_s.pop(place, None)
+        self._spans[place] = spans
+        renewed_s = (now_s // RENEW_S + 1) * RENEW_S
+        self._next_s[place] = min(next_s(self.policy.rules[place[1]], spans, now_s), renewed_s)
 
     def _read(self, place: ReadingPlace, value: float, now_s: float) -> None:
         if place in self._seen and self._seen[place] != value:
@@ -310,3 +324,4 @@ class NodeAgent:
             or (check == "ecc_dbe" and known.take_uncorrected(value, self._starts))
         ):
             self._put(Observation(self._clock.at(now_s), "gpu_reset", entity, "nvml-polling", text=check))
+            self._repeat_all(entity, now_s)

@@ -303,6 +303,13 @@ class Events:
                     port.down = False
             self.look(node)
 
+    def cleared(self, node: JoinedNode, entity: str) -> None:
+        """Note that an operator has cleared an entity, which ends a false line but not a false reading."""
+        misread = [gpu.entity for gpu in node.machine.gpus if gpu.state != OK or gpu.recovery]
+        misread += [port.entity for port in node.machine.ports if port.down]
+        if entity not in misread:
+            node.false.pop(entity, None)
+
     def _lie_twice(self, node: JoinedNode, why: str = TWO_LIARS) -> None:
         """Make the log and the driver's state agree on a fault that does not exist; a boot ends this."""
         if not self._is_sound(node):

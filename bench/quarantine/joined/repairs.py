@@ -259,7 +259,7 @@ class Repairs:
             self.pool.tally.count("cleared_by_operators")
             for entity in node.unhealthy():
                 node.daemon.clear(entity, self.pool.now_s)
-                node.false.pop(entity, None)
+                self.events.cleared(node, entity)
             self.events.look(node)
         elif held is not None and held.replace and not node.faults:
             self.pool.tally.count("overruled")

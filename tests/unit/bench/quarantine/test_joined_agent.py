@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 from bench.quarantine.joined.agent import NodeAgent
 from bench.quarantine.joined.faults import XID_TEXTS
-from bench.quarantine.joined.machine import SimulatedMachine
-from nodeagent.nvml.gpu_roster import LOST, OK
+from bench.quarantine.joined.machine import NVME, SimulatedMachine
+from nodeagent.evaluation.retention import FORGET_S
+from nodeagent.nvml.gpu_roster import LOST, OK, RESET_REQUIRED
 from nodeagent.policy.loading import shipped
 
 Event = tuple[float, Callable[[NodeAgent, float], None]]
+Told = tuple[tuple[object, ...], ...]  # of each unhealthy finding: entity, check and more
 LEEWAY_S = 0.5
 
 
@@ -35,11 +37,11 @@ def _restart(agent: NodeAgent, at_s: float) -> None:
 
 def history(
     machine: SimulatedMachine, events: list[Event], until_s: float, whole: bool
-) -> list[tuple[float, object]]:
+) -> list[tuple[float, Told]]:
     """Return each change of the unhealthy findings, with its time."""
     agent = NodeAgent(machine, shipped(), whole)
     agent.start(0.0)
-    found: list[tuple[float, object]] = []
+    found: list[tuple[float, Told]] = []
     waiting = list(events)
     while (at_s := min(agent.wake_s, waiting[0][0] if waiting else until_s)) < until_s:
         while waiting and waiting[0][0] <= at_s:
@@ -89,6 +91,30 @@ def test_a_counter_whose_growth_leaves_its_window_is_read_in_time() -> None:
     for at_s in (600.0, 1300.0, 4007.0):
         flaps += [(at_s, _set_port(True, 1)), (at_s + 20.0, _set_port(False))]
     assert_same(OnlyPorts, flaps, 13_000.0)
+
+
+class OneGpu(SimulatedMachine):
+    def readings(self) -> dict[tuple[str, str], float]:
+        return self.gpus[0].readings()
+
+
+def test_a_state_that_outlives_a_reset_or_an_operators_command_is_read_again() -> None:
+    events: list[Event] = [
+        (303.0, _set_gpu("sram_exceeded", True)),
+        (1500.0, _set_gpu("state", RESET_REQUIRED)),
+        (1530.0, _set_gpu("state", OK)),
+        (3003.0, lambda agent, at_s: agent.clear(agent.machine.gpus[0].entity, at_s)),
+    ]
+    assert_same(OneGpu, events, 4000.0)
+
+
+def test_a_disk_is_still_the_nodes_own_after_two_quiet_months() -> None:
+    machine, failed_s = SimulatedMachine("n"), 2.5 * FORGET_S
+    lost = "nvme nvme1: Disabling device after reset failure: -19"
+    found = history(
+        machine, [(failed_s, lambda agent, at_s: agent.log(at_s, lost))], 3 * FORGET_S, whole=False
+    )
+    assert [[each[:2] for each in told] for _, told in found] == [[(NVME, "kernel_nvme_disabled")]]
 
 
 def test_an_agent_reads_after_a_restart_what_the_kernel_logged_meanwhile() -> None:

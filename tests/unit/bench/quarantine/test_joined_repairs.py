@@ -8,6 +8,7 @@ from bench.quarantine.joined.guesses import HOUR_S, Guesses
 from bench.quarantine.joined.node import JoinedNode
 from bench.quarantine.joined.repairs import Repairs
 from bench.quarantine.simulated_pool import Pool
+from nodeagent.nvml.gpu_roster import LOST
 from supervisor.quarantine.model import NodePolicy
 
 
@@ -32,6 +33,22 @@ def test_a_hidden_fault_whose_time_comes_while_the_node_is_down_shows_itself_aft
     assert fault.is_dormant
     pool.run(6 * HOUR_S)
     assert fault.shows > 1
+
+
+def test_an_operators_command_ends_a_false_line_but_not_a_false_reading() -> None:
+    pool, node, events, _, fault = world(Guesses(worn=0.0, answer_s=1.0, recurs=0.0))
+    events.truth.ended(node, fault)
+    logged, misread = node.machine.gpus[fault.slot], node.machine.gpus[fault.slot - 1]
+    misread.state = LOST
+    node.false = {logged.entity: "a false line", misread.entity: "a false reading"}
+    events.look(node)
+    pool.run(60.0)
+    assert set(node.false) <= set(node.unhealthy())
+    pool.alerted(node)
+    pool.run(120.0)
+    assert pool.tally.counts["cleared_by_operators"] == 1
+    assert node.false == {misread.entity: "a false reading"}
+    assert misread.entity in node.unhealthy()
 
 
 def test_an_operator_ends_the_work_before_a_reset_and_lets_it_begin_again_after_it() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.evidence import MAX_GONE
+from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import GONE, NODE, Action, Level, Observation
 from nodeagent.policy.loading import load, shipped
 from tests.unit.nodeagent.evaluation.world import GPU, POLICY, evaluator, mark, sample, xid
@@ -311,6 +312,19 @@ def test_kernel_lines_are_at_most_degraded_unless_their_device_is_the_nodes_own(
         assert [(each.level, each.action) for each in made.findings(31.0)] == [
             (Level.UNHEALTHY, Action.REBOOT_NODE)
         ]
+
+
+def test_a_dead_disk_remains_unhealthy_even_if_its_use_was_last_read_long_ago() -> None:
+    made = fed(
+        Observation(0.0, "user_volume", "disk/nvme1", "host", 0.0),
+        Observation(0.0, "user_volume", "disk/nvme2", "host", 0.0),
+        Observation(10.0, "kernel_nvme_disabled", "disk/nvme1", "kmsg"),
+    )
+    made.forget(5.0)
+    assert told(made, FORGET_S + 5.0) == [("kernel_nvme_disabled", Level.UNHEALTHY)]
+    made.forget(1e7)
+    assert told(made, FORGET_S + 1e7) == [("kernel_nvme_disabled", Level.UNHEALTHY)]
+    assert made.sampled("user_volume") == ("disk/nvme1",)
 
 
 def test_an_operator_may_judge_kernel_lines_about_volumes_harder() -> None:

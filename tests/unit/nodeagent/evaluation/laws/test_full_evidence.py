@@ -119,6 +119,16 @@ def test_a_line_about_the_nodes_own_disk_takes_the_place_of_lines_about_users_vo
     assert made.dropped == 2
 
 
+def test_the_use_of_a_disk_that_the_kernel_has_given_up_on_never_makes_room(few: None) -> None:
+    made = Evaluator(POLICY, 575)
+    made.add(Observation(0.0, "user_volume", "disk/nvme1", "host", 0.0))
+    made.add(Observation(1.0, "kernel_nvme_disabled", "disk/nvme1", "kmsg"))
+    for n in range(LIMIT):
+        assert made.add(Observation(2.0 + n, "user_volume", f"disk/rbd{n}", "host", 1.0))
+        assert {entity for entity, *_ in unhealthy(made, 10.0)} == {"disk/nvme1"}
+    assert len(made.dump()["series"]) == LIMIT
+
+
 def test_samples_of_a_check_that_finds_graver_faults_take_the_place_of_volumes_that_stand(few: None) -> None:
     made = Evaluator(POLICY, 575)
     for n in range(LIMIT):

@@ -266,6 +266,17 @@ def test_what_a_log_says_of_the_time_before_the_first_look_counts_from_that_look
     assert (found.level, found.since_s) == (Level.UNHEALTHY, 10 * DAY_S)
 
 
+def test_the_drivers_word_about_a_fault_from_before_the_first_look_is_kept_as_long_as_the_fault() -> None:
+    made = Evaluator(shipped(), 575)
+    made.begin(10 * DAY_S)
+    fine = sample("recovery_action", 10 * DAY_S + 5, 0.0)
+    before = shown(xid(95, 1 * DAY_S), fine, now_s=10 * DAY_S + 6, made=made)
+    for days in (5, 20, 500):
+        made.forget(days * DAY_S)
+        assert made.findings(days * DAY_S + FORGET_S) == tuple(before)
+    assert [each.level for each in before] == [Level.DEGRADED]
+
+
 def test_a_fault_of_a_check_that_cannot_be_judged_is_reported_and_the_others_are_still_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
