@@ -326,11 +326,8 @@ MAY_NOT = (
     *((each, "get", "/secrets", SYSTEM, "other") for each in PROGRAMS),
     *((each, verb, "/secrets", SYSTEM, "") for each in PROGRAMS for verb in ("list", "watch", "delete")),
     *((each, verb, "/secrets", ANY, "") for each in PROGRAMS for verb in ("get", "list", "create")),
-    *(
-        (each, verb, "/pods", ANY, "")
-        for each in PROGRAMS
-        for verb in ("create", "update", "patch", "delete")
-    ),
+    *((each, verb, "/pods", ANY, "") for each in PROGRAMS for verb in ("update", "patch")),
+    *((WEBHOOK, verb, "/pods", ANY, "") for verb in ("create", "delete")),
     *((each, "create", "/pods/exec", ANY, "") for each in PROGRAMS),
     *((each, verb, "/nodes", "", "") for each in PROGRAMS for verb in ("create", "update", "delete")),
     *((each, "create", "/serviceaccounts/token", ANY, "") for each in PROGRAMS),
@@ -418,6 +415,36 @@ def test_each_role_has_exactly_the_rights_in_the_documentation(
 
 def test_the_programs_have_no_other_rights(installed: ClusterUnderTest) -> None:
     assert allowed(installed, MAY_NOT) == []
+
+
+_NOT_OURS = {"apiVersion": "holdfast.dev/v1alpha1", "kind": "Supervision", "name": "gpt", "uid": "1"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "owners"),
+    [
+        ({}, []),
+        ({"holdfast.dev/standby-of": "gpt"}, []),
+        ({"holdfast.dev/standby-of": "gpt"}, [_NOT_OURS]),  # it does not control the pod
+        ({}, [{**_NOT_OURS, "controller": True}]),
+        ({"holdfast.dev/standby-of": "gpt"}, [{**_NOT_OURS, "kind": "Job", "controller": True}]),
+    ],
+)
+def test_the_supervisor_creates_and_deletes_only_standbys(
+    installed: ClusterUnderTest, namespace: str, labels: Json, owners: list[Json]
+) -> None:
+    """Its role cannot say this, so an admission policy does."""
+    container = {"name": "main", "image": "holdfast:dev", "imagePullPolicy": "IfNotPresent"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "forged", "labels": labels, "ownerReferences": owners},
+        "spec": {"containers": [container], "securityContext": {"runAsNonRoot": True}},
+    }
+    as_supervisor = ("-n", namespace, f"--as={service_account(SUPERVISOR)}", "--dry-run=server")
+    done = installed.attempt("create", "-f", "-", *as_supervisor, text=json.dumps(pod))
+    assert done.returncode != 0
+    assert "may create and delete only standby pods" in done.stderr
 
 
 @pytest.mark.parametrize(
