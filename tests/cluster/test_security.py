@@ -430,16 +430,23 @@ _NOT_OURS = {"apiVersion": "holdfast.dev/v1alpha1", "kind": "Supervision", "name
         ({"holdfast.dev/standby-of": "gpt"}, [{**_NOT_OURS, "kind": "Job", "controller": True}]),
     ],
 )
-def test_the_supervisor_creates_and_deletes_only_standbys(
+def test_the_supervisor_creates_only_standbys(
     installed: ClusterUnderTest, namespace: str, labels: Json, owners: list[Json]
 ) -> None:
     """Its role cannot say this, so an admission policy does."""
-    container = {"name": "main", "image": "holdfast:dev", "imagePullPolicy": "IfNotPresent"}
+    container = {
+        "name": "main",
+        "image": "holdfast:dev",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "forged", "labels": labels, "ownerReferences": owners},
-        "spec": {"containers": [container], "securityContext": {"runAsNonRoot": True}},
+        "spec": {
+            "containers": [container],
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        },
     }
     as_supervisor = ("-n", namespace, f"--as={service_account(SUPERVISOR)}", "--dry-run=server")
     done = installed.attempt("create", "-f", "-", *as_supervisor, text=json.dumps(pod))
