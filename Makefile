@@ -31,6 +31,7 @@ OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
 # The cluster tests of the Kubernetes API do not need an installation of Holdfast, and mostly wait.
 CLUSTER_API := tests/cluster/api
+CLUSTER_NODES := tests/cluster/nodes
 # If PYTEST_ARGS selects tests, one of the two runs may have none; pytest then exits with code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
@@ -207,7 +208,11 @@ images: ## build the images holdfast:dev and holdfast-trainer:dev (IMAGE_BUILD="
 .PHONY: cluster
 cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLDFAST_IMAGE_BUILD
 	@$(say) "tests on the cluster of $${KUBECONFIG:-(KUBECONFIG is not set)}, in two processes"
-	@$(call two_at_once,tests/cluster --ignore=$(CLUSTER_API),$(CLUSTER_API),-rs)
+	@$(call two_at_once,tests/cluster --ignore=$(CLUSTER_API) --ignore=$(CLUSTER_NODES),$(CLUSTER_API),-rs)
+
+.PHONY: cluster-nodes
+cluster-nodes: setup ## run the cluster tests that kill, cut and drain nodes; not part of CI yet: HOLDFAST_NODE_KILL, ...
+	@$(BIN)/python -m pytest $(CLUSTER_NODES) -rs $(PYTEST_ARGS)
 
 .PHONY: wheel
 wheel: setup ## build the source distribution, and the wheel from it, into dist/
