@@ -129,21 +129,25 @@ class Repairs:
         self._in_progress.add(name)
         self.pool.after(takes_s, partial(self.carry_out, node, remedy))
 
-    def carry_out(self, node: JoinedNode, remedy: str) -> None:
-        """Reset or replace the reported GPUs, or boot the node."""
+    def carry_out(self, node: JoinedNode, remedy: str, *, by_operator: bool = False) -> None:
+        """Reset or replace the reported GPUs, or boot the node.
+
+        If the agent does not see an operator's reset, the operator clears the GPUs, as the runbook says.
+        """
         if node.is_down:
             self._finish(node)
             return
+        slots = self._slots(node)  # before the agent stops, as it reports nothing after that
         if remedy == "reset_gpu":
             unseen = self.chance.random() < self.guesses.unseen
             if unseen:
                 self.pool.tally.count("unseen_resets")
                 self.events.stop(node)
-            self.pool.after(STOPPED_S, partial(self._reset, node, unseen))
+            self.pool.after(STOPPED_S, partial(self._reset, node, slots, unseen, by_operator))
         else:
             self.pool.touch(node)
             self.events.take_down(node)
-            self.pool.after(BOOT_S, partial(self._boot, node, remedy))
+            self.pool.after(BOOT_S, partial(self._boot, node, remedy, slots))
 
     def _slots(self, node: JoinedNode) -> list[int]:
         """Return the slots of the GPUs that the node's report and its taint are about."""
@@ -153,15 +157,19 @@ class Repairs:
             wanted |= {word for key in held.evidence for word in key.split(" ")} | {*held.replace}
         return [at for at, gpu in enumerate(node.machine.gpus) if {gpu.entity, gpu.uuid} & wanted]
 
-    def _reset(self, node: JoinedNode, unseen: bool) -> None:
+    def _reset(self, node: JoinedNode, wanted: list[int], unseen: bool, by_operator: bool) -> None:
         if node.is_down:
             self._finish(node)
             return
-        slots = [slot for slot in self._slots(node) if node.machine.begin_reset(slot)]
+        slots = [slot for slot in wanted if node.machine.begin_reset(slot)]
         self.events.look(node)
-        self.pool.after(RESET_S, partial(self._has_reset, node, slots, unseen, node.machine.boots))
+        to_clear = [node.machine.gpus[slot].entity for slot in slots if by_operator]
+        boots = node.machine.boots
+        self.pool.after(RESET_S, partial(self._has_reset, node, slots, unseen, boots, to_clear))
 
-    def _has_reset(self, node: JoinedNode, slots: list[int], unseen: bool, boots: int) -> None:
+    def _has_reset(
+        self, node: JoinedNode, slots: list[int], unseen: bool, boots: int, to_clear: list[str]
+    ) -> None:
         if node.machine.boots == boots and not node.is_down:
             for slot in slots:
                 node.machine.end_reset(slot)
@@ -171,12 +179,19 @@ class Repairs:
             if node.standing.quarantine is None:
                 node.standing = replace(node.standing, busy=not node.standing.cordoned)
         if unseen:
-            self.pool.after(STARTED_S, partial(self.events.start, node))
+            self.pool.after(STARTED_S, partial(self._start_again, node, to_clear))
         self._finish(node)
 
-    def _boot(self, node: JoinedNode, remedy: str) -> None:
+    def _start_again(self, node: JoinedNode, to_clear: list[str]) -> None:
+        """Start the agent after a reset that it could not see, and clear the GPUs that it still reports."""
+        self.events.start(node)
+        for entity in [each for each in to_clear if each in node.unhealthy()]:
+            node.daemon.clear(entity, self.pool.now_s)
+        self.events.look(node)
+
+    def _boot(self, node: JoinedNode, remedy: str, slots: list[int]) -> None:
         if remedy == "replace":
-            for slot in self._slots(node):
+            for slot in slots:
                 node.machine.exchange(slot)
                 self.remedied(node, "replace", [slot])
         self.events.bring_up(node)
@@ -254,7 +269,7 @@ class Repairs:
             # The operator ends the job first, because a GPU that is being reset does not respond, which is a
             # second witness.
             node.standing = replace(node.standing, busy=False)
-            self.carry_out(node, REMEDIES[needs])
+            self.carry_out(node, REMEDIES[needs], by_operator=True)
         elif node.is_ill and not node.faults:
             self.pool.tally.count("cleared_by_operators")
             for entity in node.unhealthy():

@@ -51,6 +51,18 @@ def test_an_operators_command_ends_a_false_line_but_not_a_false_reading() -> Non
     assert misread.entity in node.unhealthy()
 
 
+def test_an_operator_clears_a_gpu_after_a_reset_that_the_agent_could_not_see() -> None:
+    pool, node, _, _, fault = world(Guesses(worn=0.0, answer_s=1.0, recurs=0.0, unseen=1.0))
+    fault.has_verdict = False  # the end of a verdict would show the reset to the agent
+    pool.run(10.0)
+    assert fault.entity in node.unhealthy()
+    pool.alerted(node)
+    pool.run(400.0)
+    assert pool.tally.counts["unseen_resets"] == 1
+    assert fault not in node.faults
+    assert node.unhealthy() == ()
+
+
 def test_an_operator_ends_the_work_before_a_reset_and_lets_it_begin_again_after_it() -> None:
     pool, node, _, _, fault = world(Guesses(worn=0.0, answer_s=1.0, recurs=0.0))
     pool.alerted(node)
