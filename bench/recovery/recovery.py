@@ -6,9 +6,9 @@ first step of the *last* rank of the restarted group. Two ranks on this machine 
 Under torchrun nothing restores the state, which saves torchrun the time that loading a checkpoint would take.
 
 The bench kills a rank only after every rank has completed 20 steps. Under holdfast it also waits until no
-incident is open and the warm spares are ready (unless --back-to-back is given). Then it waits for another 0
-to 0.5 s at random. If no step follows a kill within --patience, the group counts as hung, and the bench kills
-the launcher and starts the next one.
+incident is open and the warm spares are ready (unless --back-to-back is given). It then waits a random
+time of up to 0.5 s. If no step follows a kill within --patience, the group counts as hung, and the bench
+kills the launcher and starts the next one.
 
 The results hold for the given --state and --members. By default, the model has 0.4 M parameters, and the
 group has one member. With the defaults, the bench takes about ten minutes, and another minute for each time

@@ -73,7 +73,10 @@ class Announcer:
         *,
         is_dry: bool,
     ) -> None:
-        """Announce alerts and, in a dry run, actions. `awaited`: nodes not heard of yet, which is no news."""
+        """Announce alerts and, in a dry run, actions.
+
+        `awaited`: nodes whose silence is expected, because this process has just started.
+        """
         views = {each.name: each for each in plan.pool.nodes}
         hushed = {*awaited}
         now: dict[tuple[str, str], str] = {}

@@ -36,17 +36,17 @@ from supervisor.quarantine.transition import RUNS_S, not_later
 log = logging.getLogger(__name__)
 
 WRITE_S = 10.0  # the limit of one request, if the term lasts longer
-SHORTEST_S = 0.05  # between two plans
+MIN_PLAN_INTERVAL_S = 0.05
 # A plan that took 1 ms is followed by a pause of 50 ms, so plans take 2 % of a core, however many agents
 # report.
 # A plan for 2,000 nodes takes 20 ms. The pause is not longer than a fault may wait.
-COST, MAX_PAUSE_S = 50, 1.0
-LONGEST_S = 10.0  # between two plans: silence is no event
+PAUSE_FACTOR, MAX_PAUSE_S = 50, 1.0
+MAX_PLAN_INTERVAL_S = 10.0  # a node that falls silent triggers no event, so plan at least this often
 DRAINING_S = 1.0  # between two plans while a node is being drained
 OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two looks at other people's pods on a node that is out
 DEFECT_S = 5.0
 MAX_WRITES = 100  # between two pauses
-NOT_FOUND_S = 2.0
+NOT_FOUND_PAUSE_S = 2.0  # before the next request about an object that does not exist
 CONFLICT_S = 0.1  # after a conflict: the watch delivers what has changed
 REFUSED_S, MAX_REFUSED_S = 2.0, 60.0  # after a failed write of one node, doubled each time
 MAX_NOTED = 1000  # nodes with faults seen by runs that are not stored yet
@@ -187,7 +187,7 @@ class QuarantineController:
         await self._correct_conditions()
         await self._drain(found)
         await self._look_at_others()
-        return min(MAX_PAUSE_S, max(SHORTEST_S, COST * spent_s)), self._due_s(found)
+        return min(MAX_PAUSE_S, max(MIN_PLAN_INTERVAL_S, PAUSE_FACTOR * spent_s)), self._due_s(found)
 
     def _plan(self) -> NodePlan:
         now_s, wall_s, policy = asyncio.get_running_loop().time(), self._wall(), self.settings.policy
@@ -198,7 +198,7 @@ class QuarantineController:
         return plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
 
     def _announce(self, found: NodePlan) -> None:
-        """Announce what holds once all due writes are done: before, the holds do not count them."""
+        """Announce only after all due writes, because until then the holds ignore them."""
         now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
         names = (each.name for each in found.pool.nodes)
         awaited = [name for name in names if self._reports.is_awaited(name, now_s, policy)]
@@ -211,7 +211,7 @@ class QuarantineController:
         return replace(view, busy=True) if is_busy else view
 
     async def _learn_installation(self) -> None:
-        """Learn when Holdfast was installed: the Lease survives restarts, upgrades and leaders."""
+        """Read the installation time from the Lease, which outlives restarts, upgrades and leaders."""
         is_known = self._installed_s is not None or self.settings.dry_run != settings.FIRST_HOUR
         if is_known or self._is_paused(pod_layout.SUPERVISOR_LEASE):
             return
@@ -228,7 +228,7 @@ class QuarantineController:
         ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]
         if found.draining:
             ends.append(DRAINING_S)
-        return min(LONGEST_S, max(SHORTEST_S, min(ends, default=LONGEST_S)))
+        return min(MAX_PLAN_INTERVAL_S, max(MIN_PLAN_INTERVAL_S, min(ends, default=MAX_PLAN_INTERVAL_S)))
 
     # -- writing
 
@@ -276,7 +276,7 @@ class QuarantineController:
         try:
             answer = await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
         except NotFound:
-            self._pause(name, NOT_FOUND_S)
+            self._pause(name, NOT_FOUND_PAUSE_S)
             self._known.pop(name, None)
         except Conflict:
             self._pause(name, CONFLICT_S)

@@ -18,6 +18,6 @@ REPORT = PREFIX + "node-health"
 REPORT_AT = PREFIX + "node-health-at"
 
 READY = "Ready"  # the kubelet's condition
-# Three bad nodes of a rack are a storm of that rack. A zone is no rack: it contains most of a pool.
+# Three bad nodes of a rack are a storm of that rack. Do not use the zone: it contains most of a pool.
 RACK = "topology.kubernetes.io/rack"
 CONFIG = "holdfast-quarantine"  # the ConfigMap with the operator's settings

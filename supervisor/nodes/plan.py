@@ -51,7 +51,7 @@ _SET_BY_HAND = "its taint was set by hand"
 
 @dataclass(frozen=True, slots=True)
 class NodeWrite:
-    """A change of one Node. `note` is None if the record's last decision remains what people should read."""
+    """A change of one Node. `note` is None if people should keep seeing the previous decision."""
 
     node: str
     kind: str
@@ -103,7 +103,7 @@ def plan(
     pool = PoolView(now_s, tuple(seen[name] for name in sorted(seen)))
     decided = decide(pool, policy)
     holds = tuple(each for each in decided if isinstance(each, Hold))
-    # An operator's change of a node has to be on the node before anything is decided on top of it.
+    # Write an operator's change before deciding anything that depends on it.
     actions = [each for each in decided if not isinstance(each, Hold) and each.node not in after]
     writes = () if is_dry else tuple(_of_action(each, seen, now_s, policy) for each in actions)
     noted = () if is_dry else tuple(_run_faults(views, seen, {*after, *(each.node for each in actions)}))
@@ -121,7 +121,7 @@ def plan(
 
 
 def _of_operator(node: KnownNode, view: NodeView, now_s: float) -> NodeWrite | None:
-    """Return the write that carries out or records what an operator has done; None if it is nothing."""
+    """Return the write for what an operator has done or requested; None if the operator has done nothing."""
     request, note = node.request, DecisionNote(OPERATOR, "")
     if request is not None and request.refused:
         return NodeWrite(node.name, REFUSED, request.refused, view) if not view.refused else None

@@ -56,7 +56,7 @@ def pool_of(found: Iterable[tuple[KnownNode, float]], settings: QuarantineSettin
     for node, age_s in found:
         if node.is_ours:
             nodes[node.name] = node
-            # What would be done about the work is shown even if there is none.
+            # Show what a drain would do, even on an idle node.
             views[node.name] = replace(_with_report(node, age_s, settings.policy), busy=True)
     planned = plan(nodes, views, {}, settings.policy, now_s, is_dry=True)
     return NodePool(nodes, {each.name: each for each in planned.pool.nodes}, planned, settings, now_s)

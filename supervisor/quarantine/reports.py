@@ -126,7 +126,7 @@ def _list(senders: set[tuple[str, str]]) -> str:
 
 
 def read_report(raw: Mapping[str, Any]) -> Report:
-    """Return the report of an agent of this or an older version. Raises `BadReport` if it is malformed.
+    """Read a report from an agent of any version with this schema. Raises `BadReport` if it is malformed.
 
     Fields that an older agent does not have count as unknown, and fields of a newer one are ignored.
     """
