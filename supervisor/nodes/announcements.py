@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import Counter as MetricCounter
 from prometheus_client import Gauge
 
+from holdfast.node_report import DEGRADED, UNHEALTHY
 from supervisor.admission import pod_layout
 from supervisor.kubernetes.events import EventRecorder, EventType, ObjectReference
 from supervisor.nodes import plan as planning
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import KINDS, NodePlan, NodeWrite
 from supervisor.quarantine import breaker
-from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodePolicy, NodeView
+from supervisor.quarantine.model import NodePolicy, NodeView
 
 log = logging.getLogger(__name__)
 

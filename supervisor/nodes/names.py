@@ -1,4 +1,4 @@
-"""The names that Holdfast uses on Node objects. Pure."""
+"""The names that the supervisor uses on Node objects. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
 
 # Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
 REQUEST = PREFIX + "quarantine-request"
-
-# Written by the node agent
-REPORT = PREFIX + "node-health"
-REPORT_AT = PREFIX + "node-health-at"
 
 READY = "Ready"  # the kubelet's condition
 # Three bad nodes of a rack are a storm of that rack. Do not use the zone: it contains most of a pool.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from supervisor.nodes.names import CONDITION, RACK, READY, RECORD, REPORT, REPORT_AT, REQUEST, TAINT
+from holdfast.node_report import REPORT, REPORT_AT
+from supervisor.nodes.names import CONDITION, RACK, READY, RECORD, REQUEST, TAINT
 from supervisor.quarantine import stored
 from supervisor.quarantine.model import NodeView
 from supervisor.quarantine.stored import BadState

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.node_report import DEGRADED
 from supervisor.nodes.node_objects import KnownNode, parsed_report
 from supervisor.nodes.plan import NodePlan, plan
 from supervisor.nodes.settings import QuarantineSettings
 from supervisor.quarantine import breaker, evidence, release, reports, waivers
 from supervisor.quarantine.model import (
-    DEGRADED,
     OPERATOR,
     Drain,
     NodePolicy,

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.node_report import DEGRADED, MAX_WORD, SCHEMA, UNHEALTHY
 from supervisor.quarantine import evidence
-from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Report
 
-SCHEMA = 1
-MAX_WORD = 120  # limit for the characters of a name, because names are stored on nodes
 MAX_ITEMS = 10_000  # limit for the entities, findings or sensors of one report
 
 

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.events import EVENTS, EventRecorder
 from supervisor.kubernetes.lease import LeaseLock
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
-from supervisor.nodes.names import CONFIG, RECORD, REPORT, REPORT_AT, TAINT
+from supervisor.nodes.names import CONFIG, RECORD, TAINT
 from tests.cluster.api.kinds import CONFIG_MAPS, NODES, config_map
 
 LIMIT_S = 30.0

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.node_report import REPORT, REPORT_AT
 from nodeagent.publishing.conditions import GPU, TRAINING
-from nodeagent.publishing.node_patch import REPORT, REPORT_AT
 from nodeagent.publishing.schedule import HEARTBEAT_S
 from supervisor.quarantine.reports import read_report
 from tests.cluster.apparatus.kubernetes_cluster import (

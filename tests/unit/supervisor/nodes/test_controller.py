@@ -14,11 +14,12 @@ import pytest
 from aiohttp import web
 
 from bench.scale.api_server import merged
+from holdfast.node_report import REPORT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.nodes import controller
 from supervisor.nodes.controller import NoJobs, QuarantineController
-from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REPORT, REQUEST, TAINT
+from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REQUEST, TAINT
 from supervisor.quarantine.model import RunFault
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, LOST_ANSWER, Json, ServedObjects, status
 from tests.unit.supervisor.nodes.node_samples import FOREIGN, XID, node_object, report_text

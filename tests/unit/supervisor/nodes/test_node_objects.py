@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.nodes.names import RECORD, REPORT, REQUEST, TAINT
+from holdfast.node_report import REPORT
+from supervisor.nodes.names import RECORD, REQUEST, TAINT
 from supervisor.nodes.node_objects import (
     MAX_RECORD,
     OperatorRequest,

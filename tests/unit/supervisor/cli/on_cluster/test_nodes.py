@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.node_report import REPORT_AT
 from supervisor.cli.on_cluster import nodes as command
 from supervisor.nodes import node_objects
-from supervisor.nodes.names import REPORT_AT, REQUEST
+from supervisor.nodes.names import REQUEST
 from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
 from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
 from tests.unit.supervisor.cli.on_cluster.test_job_source import document, printed
