@@ -191,7 +191,7 @@ class SupervisedJob:
         if nodes is not None:
             self._nodes = nodes
         now_s = time.monotonic()
-        found, known = self._departures.of(self._pods, self._nodes, now_s), self.backend.announced
+        found, known = self._departures.observe(self._pods, self._nodes, now_s), self.backend.announced
         if self.backend.announce(found):
             self._wake()
             for name, each in self.backend.departures.items():
@@ -204,7 +204,7 @@ class SupervisedJob:
             return
         idle = [pod for pod in self._pods if pod.is_running and pod.member not in memory.seats]
         if any(pod.member in found for pod in idle) and not self._why_blocked():
-            for pod in self._departures.to_evict(idle, found, now_s):
+            for pod in self._departures.take_due_evictions(idle, found, now_s):
                 log.info("evicting a pod that has left its ranks", extra={"pod": pod.name})
                 self._evict(pod)
 
@@ -573,7 +573,7 @@ class SupervisedJob:
     def _note_published(self) -> None:
         assert self.job is not None
         assert self._summary is not None  # because the run has published a status
-        for reason, message in self._status_events.of(self.job.publisher.published):
+        for reason, message in self._status_events.observe(self.job.publisher.published):
             self._event(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()

@@ -189,7 +189,7 @@ class MemberServer:
                 size = len(message.data)
                 if buffer is not None:
                     buffer.has_whole_message = True
-                if name is not None and not await self._is_admitted(line, name, size):
+                if name is not None and not await self._admit(line, name, size):
                     break
                 expected_s = await self._limits.turns.wait(self._reports_of, size)
                 if line is not None and (line.owner is not socket or (name and name() != line.member)):
@@ -237,9 +237,7 @@ class MemberServer:
         connection.buffer = buffer
         return buffer
 
-    async def _is_admitted(
-        self, line: MemberConnection | None, name: Callable[[], str | None], size: int
-    ) -> bool:
+    async def _admit(self, line: MemberConnection | None, name: Callable[[], str | None], size: int) -> bool:
         """Wait until the member's budget allows a message of `size` bytes.
 
         Return whether `name` still returns the name under which the connection began.

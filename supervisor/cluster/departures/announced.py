@@ -39,10 +39,10 @@ class AnnouncedDepartures:
         """Have the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
         self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
 
-    def of(
+    def observe(
         self, pods: Iterable[PodMember], nodes: Mapping[ObjectName, KubernetesObject], now_s: float
     ) -> dict[str, Departure]:
-        """Return the members that are about to end. `nodes` may lack nodes."""
+        """Note all announcements, and return the members that are about to end. `nodes` may lack nodes."""
         before, self._since_s = self._since_s, {}
         found: dict[str, Departure] = {}
         uids = set[str]()
@@ -73,7 +73,7 @@ class AnnouncedDepartures:
         node = nodes.get(ObjectName("", pod.node))
         return departure_of(node, pod.tolerations) if node is not None else None
 
-    def to_evict(
+    def take_due_evictions(
         self, pods: Iterable[PodMember], departing: Mapping[str, Departure], now_s: float
     ) -> list[PodMember]:
         """Return those of `pods`, which have no ranks, that nobody else deletes and that must leave now.

@@ -109,7 +109,7 @@ class SupervisionLead(Lead):
         try:
             await self._resource.write(expected, values)
         except Deposed:
-            if expected == self.epoch and not await self._has_landed():
+            if expected == self.epoch and not await self._adopt_landed_claim():
                 raise
             await self._resource.write(self.epoch, values)
 
@@ -120,8 +120,8 @@ class SupervisionLead(Lead):
         await self.store({"epoch": epoch, "claim": claim})
         self.epoch, self._unsure = epoch, ()
 
-    async def _has_landed(self) -> bool:
-        """Return True if the resource contains a claim of this process whose response was lost."""
+    async def _adopt_landed_claim(self) -> bool:
+        """Adopt a claim of this process whose response was lost. Return True if the resource contains one."""
         found = await self._resource.stored()
         if found not in self._unsure:
             return False

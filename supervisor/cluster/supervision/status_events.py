@@ -15,7 +15,7 @@ class StatusEvents:
     def __init__(self) -> None:
         self._present: frozenset[tuple[str, str]] = frozenset()
 
-    def of(self, status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def observe(self, status: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the event's reason and message for each new problem."""
         found = {(reason, place): text for reason, place, text in _problems(status)}
         new = [(key[0], text) for key, text in found.items() if key not in self._present]
