@@ -29,6 +29,7 @@ from operator import attrgetter, is_, is_not, methodcaller, ne
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from holdfast.state import capture
+from holdfast.state.torch_hooks import is_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class ChangeDetector:
         self._objects = objects
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
-        self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
+        self._optimizers = [value for value in map(capture.unwrap, objects.values()) if is_optimizer(value)]
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
         self._walked_states: _States | None = None  # the optimizers' states at the time of the walk
@@ -414,12 +415,6 @@ def _is_just(value: Any, initial: Any) -> bool:
     if not _is_tensor(value) or capture.version(value):
         return False
     return value.device.type != "cpu" or bool(value == initial)
-
-
-def _has_groups(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.optim.Optimizer)
 
 
 def _differ(now: Any, then: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
+from supervisor.kubernetes.client import CONFIG_MAPS, NODES, PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError, Conflict, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder, ObjectReference, api_time
 from supervisor.kubernetes.lease import LEASES
@@ -24,7 +24,6 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
 from supervisor.nodes.agent_reports import AgentReports
 from supervisor.nodes.announcements import Announcer
-from supervisor.nodes.api_kinds import CONFIG_MAPS, NODES
 from supervisor.nodes.drain import OtherPod
 from supervisor.nodes.names import CONFIG, MANAGER
 from supervisor.nodes.node_objects import KnownNode
