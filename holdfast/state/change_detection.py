@@ -134,12 +134,12 @@ class ChangeDetector:
             self._replaced = step
         return True
 
-    def moved(self, since: Footprint) -> str | None:
+    def first_change(self, since: Footprint) -> str | None:
         """Describe the first change since `since`; return None if nothing has changed."""
-        return self.written(since) or self._differs(since)
+        return self.first_write(since) or self._differs(since)
 
-    def written(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but only for writes by torch's operators to the tensors in `since`."""
+    def first_write(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but only for writes by torch's operators to tensors of `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -148,20 +148,20 @@ class ChangeDetector:
             return "an optimizer's state was written"
         return None
 
-    def quickly_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but look for replaced parameters only in a sample.
+    def sampled_change(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but look for replaced parameters only in a sample.
 
         This is fast enough for every step.
         """
         walk = since.walk
-        if (what := self.written(since)) is not None:
+        if (what := self.first_write(since)) is not None:
             return what
         if _places(walk.sampled) != walk.sampled_places:
             return "parameters were replaced"
         return self._contents_differ(since)
 
-    def plain_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but only for changes to objects other than modules and optimizers.
+    def plain_change(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but only for changes to objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -171,7 +171,7 @@ class ChangeDetector:
         shown = _shown(since.walk.called)
         return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)
 
-    def returned(self, since: Footprint) -> Footprint | None:
+    def renew(self, since: Footprint) -> Footprint | None:
         """Return a new footprint for the step of `since`, or None if the state differs from that footprint.
 
         Only content and addresses are compared. Version counters are ignored, because they stay changed after
@@ -182,13 +182,13 @@ class ChangeDetector:
         contents, states = _contents(since.walk), self._states(since.walk)
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
-    def late(self, since: Footprint) -> str | None:
-        """Check as `plain_moved` does, and compare the optimizers' options as well.
+    def late_change(self, since: Footprint) -> str | None:
+        """Check as `plain_change` does, and compare the optimizers' options as well.
 
         Call this only at the end of the tail. For later copies it would be too strict, because many scripts
         set the learning rate when a step begins.
         """
-        if (what := self.plain_moved(since)) is not None:
+        if (what := self.plain_change(since)) is not None:
             return what
         if self._options_changed(since):
             return "a learning rate or another option of an optimizer was changed"
@@ -217,7 +217,7 @@ class ChangeDetector:
     def _contents_differ(self, since: Footprint) -> str | None:
         if list(map(_content, since.walk.words)) != since.words:
             return "parameters were written"
-        return self.plain_moved(since)
+        return self.plain_change(since)
 
     def _values(self) -> list[Any]:
         """Return the attributes of the schedulers and scalers, and the versions of their tensors."""
