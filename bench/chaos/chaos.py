@@ -36,7 +36,7 @@ from bench.chaos.chaos_run import ChaosRun
 from bench.chaos.chaos_schedule import schedule
 from bench.chaos.fault_table import CHAOS_FAULTS, usable
 from bench.chaos.job_table import CHAOS_JOBS
-from bench.chaos.repairs import Repairs
+from bench.chaos.repairs import DueRepairs
 from bench.chaos.report import ChaosOutcome
 from bench.cluster import installation
 from bench.harness import results
@@ -89,10 +89,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 @contextmanager
-def _apparatus() -> Iterator[tuple[ClusterUnderTest, Namespaces, Repairs]]:
+def _apparatus() -> Iterator[tuple[ClusterUnderTest, Namespaces, DueRepairs]]:
     """Yield access to the cluster. In any case, undo the faults and remove the namespaces at the end."""
     cluster = ClusterUnderTest()
-    namespaces, repairs = Namespaces(cluster), Repairs()
+    namespaces, repairs = Namespaces(cluster), DueRepairs()
     try:
         yield cluster, namespaces, repairs
     finally:

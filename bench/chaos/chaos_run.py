@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.chaos.chaos_schedule import PlannedFault
-from bench.chaos.fault_table import ChaosFault
+from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault
 from bench.chaos.injection import FaultInjector, WouldNotSurvive
 from bench.chaos.job_condition import JobCondition, why_not_back
 from bench.chaos.job_objects import PACE_S, SECRET, objects
 from bench.chaos.job_table import CHAOS_JOBS, UNDISTURBED, ChaosJob
-from bench.chaos.repairs import Repairs
+from bench.chaos.repairs import DueRepairs
 from bench.chaos.report import ChaosOutcome, StruckFault, fault_line
 from bench.chaos.watched_job import WatchedJob, answered, checked_checkpoints
 from bench.harness.console import say
@@ -45,7 +45,7 @@ class ChaosRun:
         cluster: ClusterUnderTest,
         namespaces: Namespaces,
         storage: ObjectServer,
-        repairs: Repairs,
+        repairs: DueRepairs,
         nodes: list[str],
         outcome: ChaosOutcome,
     ) -> None:
@@ -122,19 +122,25 @@ class ChaosRun:
 
     def _inject(self, found: StruckFault) -> None:
         planned = found.planned
-        since = {name: each.condition or _NOTHING for name, each in self._jobs.items()}
+        since, restarts = self._conditions(), self._restarts()
         began_s = time.monotonic()
+        signs: dict[str, set[str]] = {}
         try:
-            found.node = self._injector.strike(planned.kind, planned.job, planned.rank)
+            struck = self._injector.strike(planned.kind, planned.job, planned.rank)
+            found.node = struck.node
+            signs.setdefault(planned.fault.sign, set()).update(struck.jobs)
             if planned.second:
                 time.sleep(planned.second_s)
-                self._injector.strike(planned.second, planned.second_job, planned.second_rank)
+                struck = self._injector.strike(planned.second, planned.second_job, planned.second_rank)
+                signs.setdefault(CHAOS_FAULTS[planned.second].sign, set()).update(struck.jobs)
         except WouldNotSurvive as error:
             found.outcome, found.detail = "withheld", str(error)
             return
         except (BadInput, AssertionError, subprocess.SubprocessError) as error:
             found.outcome, found.detail = "refused", str(error).partition("\n")[0]
         try:
+            self._until_noticed(signs, since, restarts, planned.fault.calm_s)
+            since = self._conditions()
             self._outlast(found, since)
             self._injector.end(planned)
             self._until_back(since, planned.fault.calm_s, whole=True)
@@ -145,6 +151,44 @@ class ChaosRun:
         taken = {name: each.take_incidents() for name, each in self._jobs.items()}
         found.incidents = {name: those for name, those in taken.items() if those}
         self._note_taints()
+
+    def _until_noticed(
+        self,
+        signs: Mapping[str, set[str]],
+        since: Mapping[str, JobCondition],
+        restarts: Mapping[str, int],
+        limit_s: float,
+    ) -> None:
+        """Wait for the sign of the fault in all jobs that it has struck. Raises `NotBack`."""
+
+        def unnoticed() -> list[str]:
+            now, found = self._looked(), []
+            for sign, names in signs.items():
+                for name in names:
+                    if now[name].exit_code == 0:
+                        continue
+                    if sign == "incident" and now[name].incidents <= since[name].incidents:
+                        found.append(f"{name} has no incident")
+                    if sign == "epoch" and now[name].epoch <= since[name].epoch:
+                        found.append(f"{name} has no other supervisor")
+                    if sign == "restart" and self._restarts()[name] <= restarts[name]:
+                        found.append(f"no container of {name} was restarted")
+            return found
+
+        self._until(lambda: not unnoticed(), limit_s)
+        if left := unnoticed():
+            raise NotBack(f"unnoticed after {limit_s:.0f} s: {'; '.join(left)}")
+
+    def _conditions(self) -> dict[str, JobCondition]:
+        return {name: each.condition or _NOTHING for name, each in self._jobs.items()}
+
+    def _looked(self) -> dict[str, JobCondition]:
+        for each in self._jobs.values():
+            each.look()
+        return self._conditions()
+
+    def _restarts(self) -> dict[str, int]:
+        return {name: answered(each.restarts) or 0 for name, each in self._jobs.items()}
 
     def _outlast(self, found: StruckFault, since: Mapping[str, JobCondition]) -> None:
         """Wait until the fault is to be ended. Raises `NotBack` if a job that can train does not."""

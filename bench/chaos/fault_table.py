@@ -59,6 +59,11 @@ class ChaosFault:
     trains_meanwhile: bool = False
 
     @property
+    def sign(self) -> FaultSign:
+        # A frozen leader whose Lease nobody else takes goes on with the same epoch.
+        return "" if self.name == "leader-freeze" else SIGNS[self.place]
+
+    @property
     def is_in_place(self) -> bool:
         """True if only processes in a pod end, so that another fault may hit another job at the same time."""
         return self.place in ("rank", "sidecar")
@@ -108,6 +113,23 @@ _ROWS = (
     ChaosFault("storage-refuses", "storage", "the object storage refuses all requests", 120, (5, 20)),
 )  # fmt: skip
 CHAOS_FAULTS: Mapping[str, ChaosFault] = MappingProxyType({each.name: each for each in _ROWS})
+
+# The sign that a fault was noticed: an incident of each job that is struck, a higher epoch of all jobs, or a
+# restarted container. Without it, a job could look calm only because its status is older than the fault.
+FaultSign: TypeAlias = Literal["incident", "epoch", "restart", ""]
+SIGNS: Mapping[FaultPlace, FaultSign] = MappingProxyType(
+    {
+        "rank": "incident",
+        "launcher": "incident",
+        "pod": "incident",
+        "node": "incident",
+        "sidecar": "restart",
+        "leader": "epoch",
+        "api": "",
+        "webhook": "",
+        "storage": "",
+    }
+)
 
 # The second of two faults, which may occur while the job or the leader recovers from the first one.
 SECOND = ("kill", "leader-kill")

@@ -7,12 +7,13 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from bench.chaos import fault_table
 from bench.chaos.chaos_schedule import PlannedFault
 from bench.chaos.fault_table import CHAOS_FAULTS, FaultPlace
 from bench.chaos.job_condition import survives_without
-from bench.chaos.repairs import Repairs
+from bench.chaos.repairs import DueRepairs
 from bench.chaos.watched_job import WatchedJob
 from supervisor.cli.commands import ClusterOptions
 from supervisor.cli.on_cluster import control
@@ -34,6 +35,14 @@ class WouldNotSurvive(Exception):
     """A job would lose all of its members. The message says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class StruckTarget:
+    """What a fault has struck: the jobs, which must notice it, and the node, if it struck a whole one."""
+
+    jobs: frozenset[str]
+    node: str = ""
+
+
 class FaultInjector:
     """Causes and ends faults. What must be undone is in `repairs` before it is done."""
 
@@ -43,17 +52,16 @@ class FaultInjector:
         jobs: Mapping[str, WatchedJob],
         processes: NodeProcesses,
         storage: ObjectServer,
-        repairs: Repairs,
+        repairs: DueRepairs,
     ) -> None:
         self._cluster, self._jobs, self._processes = cluster, jobs, processes
         self._storage, self._repairs = storage, repairs
-        self._strikes: Mapping[FaultPlace, Callable[[str, str, int], str]] = {
+        self._strikes: Mapping[FaultPlace, Callable[[str, str, int], None]] = {
             "rank": self._strike_rank,
             "sidecar": self._drill,
             "launcher": self._strike_launcher,
             "pod": self._strike_pod,
             "leader": self._strike_leader,
-            "node": self._strike_node,
             "api": self._stop_api,
             "webhook": self._remove_webhook,
             "storage": self._refuse_storage,
@@ -64,15 +72,19 @@ class FaultInjector:
         for node in nodes:
             self._processes.prepare(node)
 
-    def strike(self, kind: str, job: str = "", rank: int = 0) -> str:
-        """Cause a fault, and return the node that it strikes as a whole; "" for none.
+    def strike(self, kind: str, job: str = "", rank: int = 0) -> StruckTarget:
+        """Cause a fault, and return what it has struck.
 
         Raises:
             BadInput: A drill is refused.
             WouldNotSurvive: A job would lose all of its members.
             AssertionError: kubectl failed, or an object that the fault needs does not exist.
         """
-        return self._strikes[CHAOS_FAULTS[kind].place](kind, job, rank)
+        place = CHAOS_FAULTS[kind].place
+        if place == "node":
+            return self._strike_node(kind, job, rank)
+        self._strikes[place](kind, job, rank)
+        return StruckTarget(frozenset({job} if job else self._jobs))
 
     def end(self, planned: PlannedFault) -> None:
         """End the fault, and return when what it struck is ready again, such as a node."""
@@ -86,46 +98,44 @@ class FaultInjector:
 
     # -- one job
 
-    def _strike_rank(self, kind: str, job: str, rank: int) -> str:
+    def _strike_rank(self, kind: str, job: str, rank: int) -> None:
         """Send a signal without the supervisor, so that this works during a takeover. All else is a drill."""
         if kind in _SIGNALS:
             self._jobs[job].training.signal_rank(rank, _SIGNALS[kind])
-            return ""
-        return self._drill(kind, job, rank)
+        else:
+            self._drill(kind, job, rank)
 
-    def _drill(self, kind: str, job: str, rank: int) -> str:
+    def _drill(self, kind: str, job: str, rank: int) -> None:
         with connected(ClusterOptions()) as connection:
             control.carry_out(NamedJob(connection, self._jobs[job].training.namespace, NAME), kind, rank)
-        return ""
 
-    def _strike_launcher(self, _kind: str, job: str, rank: int) -> str:
+    def _strike_launcher(self, _kind: str, job: str, rank: int) -> None:
         training = self._jobs[job].training
         pod = training.pod(training.rank_pod(rank))
         self._processes.kill_first(pod["spec"]["nodeName"], container_id(pod, training.container))
-        return ""
 
-    def _strike_pod(self, kind: str, job: str, rank: int) -> str:
+    def _strike_pod(self, kind: str, job: str, rank: int) -> None:
         if kind == "evict":
-            return self._drill("member", job, rank)
+            self._drill("member", job, rank)
+            return
         training = self._jobs[job].training
         there = ("-n", training.namespace, "--wait=false")
         self._cluster.kubectl("delete", "pod", training.rank_pod(rank), *there)
-        return ""
 
     # -- the supervisor
 
-    def _strike_leader(self, kind: str, _job: str, _rank: int) -> str:
+    def _strike_leader(self, kind: str, _job: str, _rank: int) -> None:
         found: str = self._cluster.until(
             lambda: leader(self._cluster) or None, "a supervisor leads", SYSTEM, READY_S
         )
         if kind == "leader-delete":
             self._cluster.kubectl("delete", "pod", found, "-n", SYSTEM, "--grace-period=0", "--force")
-            return ""
+            return
         pod = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{found}")
         node, container = pod["spec"]["nodeName"], container_id(pod, "supervisor")
         if kind == "leader-kill":
             self._processes.kill_first(node, container)
-            return ""
+            return
 
         def thaw() -> None:
             now = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{found}")
@@ -134,11 +144,10 @@ class FaultInjector:
 
         self._repairs.owe(kind, thaw)
         self._processes.signal_first(node, container, signal.SIGSTOP)
-        return ""
 
     # -- nodes
 
-    def _strike_node(self, kind: str, job: str, rank: int) -> str:
+    def _strike_node(self, kind: str, job: str, rank: int) -> StruckTarget:
         nodes = {name: each.nodes() for name, each in self._jobs.items()}
         node = nodes[job].get(rank, "")
         if not node:
@@ -153,7 +162,7 @@ class FaultInjector:
             begin, end = CHAOS_FAULTS[kind].needs
             self._repairs.owe(kind, lambda: self._restore(end, node))
             _run(begin, node)
-        return node
+        return StruckTarget(frozenset(name for name in nodes if node in nodes[name].values()), node)
 
     def _restore(self, command: str, node: str) -> None:
         """Bring a node back, and return when it is ready."""
@@ -179,12 +188,11 @@ class FaultInjector:
 
     # -- what all jobs use
 
-    def _stop_api(self, kind: str, _job: str, _rank: int) -> str:
+    def _stop_api(self, kind: str, _job: str, _rank: int) -> None:
         self._repairs.owe(kind, lambda: _run(fault_table.CONT_API))
         _run(fault_table.STOP_API)
-        return ""
 
-    def _remove_webhook(self, kind: str, _job: str, _rank: int) -> str:
+    def _remove_webhook(self, kind: str, _job: str, _rank: int) -> None:
         there = ("-n", SYSTEM, f"deployment/{WEBHOOK}")
         replicas = self._cluster.kubectl("get", *there, "-o", "jsonpath={.spec.replicas}")
 
@@ -194,15 +202,13 @@ class FaultInjector:
 
         self._repairs.owe(kind, restore)
         self._cluster.kubectl("scale", *there, "--replicas=0")
-        return ""
 
-    def _refuse_storage(self, kind: str, _job: str, _rank: int) -> str:
+    def _refuse_storage(self, kind: str, _job: str, _rank: int) -> None:
         def restore() -> None:
             self._storage.interfere = lambda _: None
 
         self._repairs.owe(kind, restore)
         self._storage.interfere = lambda _: Refusal(503, "ServiceUnavailable")
-        return ""
 
 
 def _run(variable: str, *words: str) -> None:

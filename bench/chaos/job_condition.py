@@ -28,6 +28,7 @@ class JobCondition:
     unrest: str
     is_whole: bool  # all standbys that the job asks for are warm
     exit_code: int | None
+    updated: object = None  # when the status was published, by the clock of the supervisor
 
 
 def condition_of(job: ChaosJob, status: Mapping[str, Any]) -> JobCondition:
@@ -44,6 +45,7 @@ def condition_of(job: ChaosJob, status: Mapping[str, Any]) -> JobCondition:
         unrest=_unrest(job, status, view, members),
         is_whole=ready >= job.standby,
         exit_code=status["exitCode"] if status.get("phase") == "ended" else None,
+        updated=view.get("updated"),
     )
 
 
@@ -76,6 +78,8 @@ def why_not_back(job: ChaosJob, now: JobCondition, since: JobCondition, *, whole
         return ""
     if now.unrest:
         return now.unrest
+    if now.updated == since.updated:
+        return "its status has not been published again"
     if now.step < since.step + STEPS:
         return f"it is at step {now.step}, and was at {since.step}"
     if whole and not now.is_whole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Repairs:
+class DueRepairs:
     """The repairs that are due. Each may be carried out more than once."""
 
     def __init__(self) -> None:

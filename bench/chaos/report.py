@@ -125,8 +125,8 @@ def verdicts(outcome: ChaosOutcome) -> list[Verdict]:
         Verdict(
             "all jobs recovered from every fault in time", f"{len(good)} of {len(hit)}", len(good) == len(hit)
         ),
-        _none("every fault could be injected", refused, outcome.faults),
-        _none("every job ended Succeeded", bad_jobs, outcome.jobs),
+        _none("every fault could be injected", refused, outcome.faults, "yes"),
+        _none("every job ended Succeeded", bad_jobs, outcome.jobs, "yes"),
         _weights(outcome),
         _steps_lost(good),
         _none(
@@ -140,9 +140,9 @@ def verdicts(outcome: ChaosOutcome) -> list[Verdict]:
     ]
 
 
-def _none(target: str, found: Sequence[str], judged: Sequence[object]) -> Verdict:
+def _none(target: str, found: Sequence[str], judged: Sequence[object], good: str = "none") -> Verdict:
     """Judge a list that must be empty; open if there was no job to judge."""
-    return Verdict(target, ", ".join(found) or "none", not found if judged else None)
+    return Verdict(target, ", ".join(found) or good, not found if judged else None)
 
 
 def _weights(outcome: ChaosOutcome) -> Verdict:

@@ -18,7 +18,7 @@ from holdfast.checkpoint import object_location
 from holdfast.checkpoint.catalog import StoredCheckpoint
 from sidecar.storage.object_client import ObjectClient
 from sidecar.storage.object_storage import ObjectStorage
-from tests.cluster.apparatus.training_job import TrainingJob
+from tests.cluster.apparatus.training_job import TrainingJob, restarts
 
 SUPERVISIONS = "/apis/holdfast.dev/v1alpha1/namespaces/{}/supervisions"
 TAIL = "&tailLines=30"
@@ -55,6 +55,10 @@ class WatchedJob:
         found = new_incidents(self._status, self._known)
         self._known |= {str(each["id"]) for each in found}
         return found
+
+    def restarts(self) -> int:
+        """Return how often containers of the job's pods have been restarted."""
+        return sum(restarts(self.training.pods()).values())
 
     def nodes(self) -> dict[int, str]:
         """Return the node of each rank's pod, as far as it is known."""
