@@ -12,6 +12,7 @@ TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 MUTATE_ARGS ?=
 IMAGE_BUILD ?= docker build -t
 
@@ -213,6 +214,10 @@ cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLD
 .PHONY: cluster-nodes
 cluster-nodes: setup ## run the cluster tests that kill, cut and drain nodes; not part of CI yet: HOLDFAST_NODE_KILL, ...
 	@$(BIN)/python -m pytest $(CLUSTER_NODES) -rs $(PYTEST_ARGS)
+
+.PHONY: chaos
+chaos: setup ## inject all faults at random on the cluster of KUBECONFIG for an hour (CHAOS_ARGS="--minutes 5 --seed 3")
+	@$(BIN)/python -m bench chaos $(CHAOS_ARGS)
 
 .PHONY: wheel
 wheel: setup ## build the source distribution, and the wheel from it, into dist/

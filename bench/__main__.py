@@ -26,6 +26,7 @@ BENCHES = {  # package and module of each bench, with its line in the help; a be
     "nodeagent.flood": "node agent in a flood of kernel lines: what it finds, and what it reports as lost",
     "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",
     "cluster.cluster": "time from the kill of a rank in a pod to its next step, compared with torchrun",
+    "chaos.chaos": "all faults at random, on a cluster of three nodes: checks that the weights still match",
     "scale.scale": "cost and reaction times of a cluster's supervisor with 2,000 members in 250 jobs",
     "mutation.mutation": "how many small changes to the pure modules and file formats the tests notice",
     "soak.soak": "random faults for a long time: checks that the weights still match and nothing grows",

@@ -66,6 +66,15 @@ class NodeProcesses:
         )
         self._nodes.add(node)
 
+    def forget(self, node: str) -> None:
+        """Delete the pod on `node`, which has ended together with the node or was drained.
+
+        The next use starts another one.
+        """
+        self._nodes.discard(node)
+        words = ("--ignore-not-found", "--grace-period=0", "--force")
+        self._cluster.kubectl("delete", "pod", _name(node), "-n", self._namespace, *words)
+
     def kill_first(self, node: str, container_id: str) -> None:
         """Kill the first process of the container with this id, in the form `runtime://id`."""
         self.signal_first(node, container_id, signal.SIGKILL)
