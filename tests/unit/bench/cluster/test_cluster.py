@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as program
-from bench.cluster import cluster
+from bench.cluster import cluster, pod_objects
 from bench.harness import results
 from tests.unit.supervisor.cli.on_cluster.stand_in import CONFIG, ApiStandIn, standing_in
 
@@ -130,7 +130,8 @@ def test_an_image_that_a_node_lacks_ends_the_bench_and_removes_its_namespace(
     server: ApiStandIn, capsys: Printed, kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "READY_S", 20.0)
-    waiting = {"name": "trainer", "image": cluster.IMAGE, "state": {"waiting": {"reason": "ErrImagePull"}}}
+    state = {"waiting": {"reason": "ErrImagePull"}}
+    waiting = {"name": "trainer", "image": pod_objects.IMAGE, "state": state}
     pod: dict[str, Any] = {
         "metadata": {"name": "holdfast-0"},
         "spec": {"nodeName": "n0"},
@@ -139,7 +140,7 @@ def test_an_image_that_a_node_lacks_ends_the_bench_and_removes_its_namespace(
     kubectl.with_name("kubectl.pods").write_text(json.dumps({"items": [pod]}))
     assert program.main(["cluster"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"bench: node n0 does not have the image {cluster.IMAGE}")
+    assert said.startswith(f"bench: node n0 does not have the image {pod_objects.IMAGE}")
     called = kubectl.with_name("kubectl.called").read_text().splitlines()
     assert [each.split()[:2] for each in (called[0], called[-1])] == [
         ["create", "namespace"],
