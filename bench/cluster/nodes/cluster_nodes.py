@@ -7,6 +7,9 @@ that, followed by the name of a node, do this to it:
     HOLDFAST_NODE_KILL, HOLDFAST_NODE_START    cut its power at once; boot it
     HOLDFAST_NODE_CUT, HOLDFAST_NODE_HEAL      disconnect it from the network; connect it again
 
+For an Xid, the node agents are restarted with a stand-in for NVML, which needs a C compiler here, and the dry
+run of the quarantine is switched off until the bench ends.
+
 The bench names what is missing before it creates anything, with exit code 2. However it ends, it starts and
 reconnects all nodes, and deletes what it has created.
 
@@ -32,13 +35,13 @@ from bench import text
 from bench.cluster import installation
 from bench.cluster.nodes import node_commands, node_report, rest_cost
 from bench.cluster.nodes.disturbed_job import DisturbedJob
+from bench.cluster.nodes.fake_gpus import fake_gpus
 from bench.cluster.nodes.node_commands import NodeCommands
 from bench.cluster.nodes.node_faults import FaultyCluster
 from bench.cluster.nodes.node_report import MeasuredFault, RestCost, WeightComparison
 from bench.cluster.nodes.training_record import compared, differing_digests
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from holdfast.errors import BadInput
 from supervisor.admission import pod_layout
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
 from tests.cluster.apparatus.node_processes import NodeProcesses
@@ -77,13 +80,17 @@ class ClusterNodesBench:
     def measure(self, nodes: Sequence[str]) -> None:
         """Do all faults, and collect the results in `found`."""
         options = self._options
-        if self._counts_with_standby() or options.rest:
+        if any(self._counts_with_standby()) or options.rest:
             job = self._job("standby", standbys=1)
             job.ready()
             if options.rest:
-                self.found.cost = rest_cost.measure(self._cluster, nodes, job.standbys())
+                self.found.cost = rest_cost.measure(self._cluster, nodes, job.standbys(), options.rest)
                 say(node_report.cost_rows(self.found.cost))
             self._do_all(job)
+            if options.verdicts:
+                with fake_gpus(self._cluster, list(nodes)) as gpus:
+                    for number in range(options.verdicts):
+                        self._note(self._faulty.verdict(job, number, gpus))
             self._compare("job with a standby", job)
         if options.bare:
             job = self._job("bare", standbys=0)
@@ -91,10 +98,10 @@ class ClusterNodesBench:
                 self._note(self._faulty.kill_without_standby(job, number))
             self._compare("job without a standby", job)
 
-    def _counts_with_standby(self) -> int:
+    def _counts_with_standby(self) -> tuple[int, ...]:
         given = self._options
-        counts = (given.kills, given.leader_nodes, given.cuts, given.drains, given.preemptions, given.leaders)
-        return sum(counts)
+        nodes = (given.kills, given.leader_nodes, given.cuts)
+        return (*nodes, given.drains, given.preemptions, given.leaders, given.verdicts)
 
     def _do_all(self, job: DisturbedJob) -> None:
         options, faulty = self._options, self._faulty
@@ -149,24 +156,6 @@ def report(found: NodeFindings) -> bool:
     return text.all_met(verdicts) and not found.failure
 
 
-def ready_nodes(cluster: ClusterUnderTest) -> list[str]:
-    """Return the nodes that are ready and take pods. Raises `BadInput` if there are too few."""
-    found = [each for each in cluster.read("/api/v1/nodes")["items"] if is_ready(each)]
-    if len(found) < NODES:
-        raise BadInput(f"the cluster has {len(found)} nodes that are ready; expected at least {NODES}")
-    return sorted(str(each["metadata"]["name"]) for each in found)
-
-
-def is_ready(node: dict[str, object]) -> bool:
-    """Return True for a Node object that is ready and takes pods."""
-    spec, status = node.get("spec"), node.get("status")
-    if not isinstance(status, dict) or (isinstance(spec, dict) and spec.get("unschedulable")):
-        return False
-    return any(
-        each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ()
-    )
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("cluster-nodes", __doc__ or "")
 
@@ -174,12 +163,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, type=int, default=default, metavar="N", help=about)
 
     counted("--kills", 4, "number of kills of a member's node")
-    counted("--leader-nodes", 1, "number of these on whose node the leading supervisor runs")
+    counted("--leader-nodes", 1, "number of kills of a member's node on which the supervisor leads, if any")
     counted("--bare", 1, "number of kills of a member's node of a job without a standby")
     counted("--cuts", 1, "number of times that a member's node is cut off for 60 s")
     counted("--drains", 2, "number of drains of a member's node")
     counted("--preemptions", 1, "number of preemptions of a member's pod")
     counted("--leaders", 2, "number of kills of the leading supervisor's process")
+    counted("--verdicts", 1, "number of Xids on a member's node; the agents then see fake GPUs")
     parser.add_argument(
         "--no-rest",
         dest="rest",
@@ -204,9 +194,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parse(argv)
     commands = node_commands.from_environment(os.environ, _needed(options))
     installation.check()
+    nodes = installation.ready_nodes(NODES)
     cluster = ClusterUnderTest()
     try:
-        nodes = ready_nodes(cluster)
         stored = results.begin("cluster-nodes")
         say(f"nodes: {', '.join(nodes)}; Holdfast in {pod_layout.NAMESPACE}")
         bench = ClusterNodesBench(cluster, commands, options)

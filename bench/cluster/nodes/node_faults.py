@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.cluster.nodes import node_report, training_record
 from bench.cluster.nodes.disturbed_job import LABEL, RANKS, DisturbedJob, JobBefore
+from bench.cluster.nodes.fake_gpus import FakeGpus
 from bench.cluster.nodes.node_commands import NodeCommands
 from bench.cluster.nodes.node_report import MeasuredFault
 from bench.cluster.pod_objects import IMAGE
@@ -47,8 +48,8 @@ class FaultyCluster:
     def kill(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> MeasuredFault:
         """Kill a node of a member, and start it again once the job trains."""
         before = job.ready()
-        kind = node_report.KILL_LEADER if with_leader else node_report.KILL
         rank, node = self._victim(job, number, with_leader=with_leader)
+        kind = node_report.KILL_LEADER if node == self.leader_node() else node_report.KILL
         began_s = time.monotonic()
         self._commands.disturb("kill", node)
         try:
@@ -123,6 +124,17 @@ class FaultyCluster:
                 return self._measured(job, before, MeasuredFault(node_report.PREEMPTION, node, rank), began_s)
             finally:
                 self._cluster.kubectl("delete", "pod", PREEMPTOR, "-n", job.namespace, "--wait=true")
+
+    def verdict(self, job: DisturbedJob, number: int, gpus: FakeGpus) -> MeasuredFault:
+        """Raise an Xid on a node of a member. The first new step is measured from the Node's condition."""
+        before = job.ready()
+        rank, node = self._victim(job, number, with_leader=None)
+        try:
+            raised_s, told_s = gpus.fail(node)
+            fault = MeasuredFault(node_report.VERDICT, node, rank, verdict_s=told_s - raised_s)
+            return self._measured(job, before, fault, told_s)
+        finally:
+            gpus.heal(node)
 
     # -- the supervisor
 

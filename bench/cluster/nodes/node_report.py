@@ -85,7 +85,8 @@ def fault_line(found: MeasuredFault) -> str:
     for value, what in ((found.supervised_s, "supervised again"), (found.verdict_s, "condition after")):
         if not math.isnan(value):
             times.append(f"{what} {seconds(value)}")
-    line = f"{found.kind:<24} {found.node}{_rank(found)}: {', '.join(times)}, {count(found.lost_steps, 'step')} lost"
+    times.append(f"{count(found.lost_steps, 'step')} lost")
+    line = f"{found.kind:<24} {found.node}{_rank(found)}: {', '.join(times)}"
     if found.incidents > 1:
         line += f"; {found.incidents} incidents, the last one because {found.why}"
     return line

@@ -12,7 +12,7 @@ from bench.cluster.nodes.node_report import RestCost
 from bench.harness.console import say
 from tests.cluster.apparatus.kubernetes_cluster import NODES, SYSTEM, ClusterUnderTest
 
-REST_S = 60.0  # kubelets read the CPU times every 10 to 15 s, so the shares of a shorter time would be coarse
+READ_S = 30.0  # kubelets read the CPU times every 10 to 15 s
 RETRY_S = 5.0
 
 
@@ -68,14 +68,16 @@ def cores(
     return found
 
 
-def measure(cluster: ClusterUnderTest, nodes: Iterable[str], standbys: Iterable[tuple[str, str]]) -> RestCost:
-    """Return the use of cores over the next `REST_S`."""
+def measure(
+    cluster: ClusterUnderTest, nodes: Iterable[str], standbys: Iterable[tuple[str, str]], for_s: float
+) -> RestCost:
+    """Return the use of cores over the next `for_s` seconds, or a little longer."""
     there = list(nodes)
     pods = list(standbys)
     before = _read(cluster, there, pods)
-    time.sleep(REST_S)
+    time.sleep(for_s)
     after = _read(cluster, there, pods)
-    deadline_s = time.monotonic() + REST_S
+    deadline_s = time.monotonic() + READ_S
     while time.monotonic() < deadline_s and any(after[key] == before.get(key) for key in after):
         time.sleep(RETRY_S)
         after = _read(cluster, there, pods)

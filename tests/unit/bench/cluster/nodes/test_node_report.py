@@ -81,3 +81,23 @@ def test_the_table_has_the_medians_and_the_worst_of_each_kind() -> None:
     assert [line.split("  ")[0] for line in shown[2:]] == ["node kill", "drain"]
     for word in ("5.600 s", "6.100 s", "4.600 s"):
         assert word in shown[2]
+
+
+def test_a_verdict_has_a_target_of_its_own_and_one_for_the_time_after_it() -> None:
+    good = MeasuredFault(node_report.VERDICT, "n1", 0, first_step_s=0.5, verdict_s=0.2, lost_steps=1)
+    assert missed(good) == []
+    assert missed(good, replace(good, verdict_s=1.1)) == ["Xid 79: verdict <= 1 s"]
+    assert missed(good, replace(good, first_step_s=3.1)) == ["Xid 79: training <= 3 s after it"]
+    assert missed(good, replace(good, lost_steps=2)) == ["Xid 79: at most 1 step lost"]
+
+
+def test_a_line_about_a_fault_names_what_was_measured_and_why_there_was_more() -> None:
+    assert node_report.fault_line(KILL) == (
+        f"{'node kill':<24} n1 rank 1: first new step 5.100 s, noticed and decided 4.600 s, pause 5.000 s,"
+        " 1 step lost"
+    )
+    assert node_report.fault_line(LEADER) == (
+        f"{'leader killed':<24} n1: pause 0.100 s, supervised again 20.000 s, 0 steps lost"
+    )
+    twice = node_report.fault_line(replace(KILL, incidents=2, why="it was lost"))
+    assert twice.endswith("; 2 incidents, the last one because it was lost")
