@@ -35,28 +35,28 @@ from bench import text
 from bench.cluster import installation
 from bench.cluster.nodes import node_commands, node_report, rest_cost
 from bench.cluster.nodes.disturbed_job import DisturbedJob
-from bench.cluster.nodes.fake_gpus import fake_gpus
+from bench.cluster.nodes.fake_gpus import fake_gpus, require_fake_gpus
 from bench.cluster.nodes.node_commands import NodeCommands
 from bench.cluster.nodes.node_faults import FaultyCluster
 from bench.cluster.nodes.node_report import MeasuredFault, RestCost, WeightComparison
 from bench.cluster.nodes.training_record import compared, differing_digests
 from bench.harness import results
 from bench.harness.console import make_parser, say
-from supervisor.admission import pod_layout
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
 from tests.cluster.apparatus.node_processes import NodeProcesses
 
 NODES = 3
+INTERRUPTED = "the bench was interrupted"
 
 
 @dataclass(slots=True)
 class NodeFindings:
-    """What has been measured so far. `failure` is why the bench ended early; "" if it did not."""
+    """What has been measured so far. `failures` are the reasons why parts of the bench ended early."""
 
     faults: list[MeasuredFault] = field(default_factory=list)
     weights: list[WeightComparison] = field(default_factory=list)
     cost: RestCost | None = None
-    failure: str = ""
+    failures: list[str] = field(default_factory=list)
 
 
 class ClusterNodesBench:
@@ -78,25 +78,42 @@ class ClusterNodesBench:
         self._cluster.kubectl("delete", "namespace", self._tools, "--wait=false", "--ignore-not-found")
 
     def measure(self, nodes: Sequence[str]) -> None:
-        """Do all faults, and collect the results in `found`."""
+        """Do all faults, and collect the results in `found`. A job that does not recover ends its part."""
+        parts: list[Callable[[Sequence[str]], None]] = []
+        if any(self._counts_with_standby()) or self._options.rest:
+            parts.append(self._measure_with_standby)
+        if self._options.bare:
+            parts.append(self._measure_without_standby)
+        for part in parts:
+            try:
+                part(nodes)
+            except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as error:
+                self.found.failures.append(str(error))
+                say(f"ended early: {str(error).splitlines()[0]}")
+                while self._jobs:
+                    self._jobs.pop().close()
+
+    def _measure_with_standby(self, nodes: Sequence[str]) -> None:
         options = self._options
-        if any(self._counts_with_standby()) or options.rest:
-            job = self._job("standby", standbys=1)
-            job.ready()
-            if options.rest:
-                self.found.cost = rest_cost.measure(self._cluster, nodes, job.standbys(), options.rest)
-                say(node_report.cost_rows(self.found.cost))
-            self._do_all(job)
-            if options.verdicts:
-                with fake_gpus(self._cluster, list(nodes)) as gpus:
-                    for number in range(options.verdicts):
-                        self._note(self._faulty.verdict(job, number, gpus))
-            self._compare("job with a standby", job)
-        if options.bare:
-            job = self._job("bare", standbys=0)
-            for number in range(options.bare):
-                self._note(self._faulty.kill_without_standby(job, number))
-            self._compare("job without a standby", job)
+        job = self._job("standby", standbys=1)
+        job.ready()
+        if options.rest:
+            self.found.cost = rest_cost.measure(self._cluster, nodes, job.standbys(), options.rest)
+            say(node_report.cost_rows(self.found.cost))
+        self._do_all(job)
+        if options.verdicts:
+            with fake_gpus(self._cluster, list(nodes)) as gpus:
+                for number in range(options.verdicts):
+                    self._note(self._faulty.verdict(job, number, gpus))
+        for number in range(options.preemptions):
+            self._note(self._faulty.preempt(job, number))
+        self._compare("job with a standby", job)
+
+    def _measure_without_standby(self, _nodes: Sequence[str]) -> None:
+        job = self._job("bare", standbys=0)
+        for number in range(self._options.bare):
+            self._note(self._faulty.kill_without_standby(job, number))
+        self._compare("job without a standby", job)
 
     def _counts_with_standby(self) -> tuple[int, ...]:
         given = self._options
@@ -112,7 +129,6 @@ class ClusterNodesBench:
             (options.kills, lambda number: faulty.kill(job, number)),
             (options.cuts, lambda number: faulty.cut(job, number)),
             (options.drains, lambda number: faulty.drain(job, number)),
-            (options.preemptions, lambda number: faulty.preempt(job, number)),
             (options.leaders, lambda _: faulty.kill_leader(job, processes)),
             (options.leader_nodes, lambda number: faulty.kill(job, number, with_leader=True)),
         ]
@@ -131,7 +147,6 @@ class ClusterNodesBench:
 
     def _compare(self, name: str, job: DisturbedJob) -> None:
         """End a job, compare its weights, and wait until it is gone."""
-        job.ready()
         ended = job.finish()
         expected, found = job.reference(), job.log.digests
         differing = tuple(differing_digests(found, expected))
@@ -151,9 +166,9 @@ def report(found: NodeFindings) -> bool:
     say()
     for each in verdicts:
         say(each.line)
-    if found.failure:
-        say(f"ended early: {found.failure}")
-    return text.all_met(verdicts) and not found.failure
+    for why in found.failures:
+        say(f"ended early: {why}")
+    return text.all_met(verdicts) and not found.failures
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -197,14 +212,16 @@ def main(argv: Sequence[str]) -> int:
     nodes = installation.ready_nodes(NODES)
     cluster = ClusterUnderTest()
     try:
+        if options.verdicts:
+            require_fake_gpus(cluster)
         stored = results.begin("cluster-nodes")
-        say(f"nodes: {', '.join(nodes)}; Holdfast in {pod_layout.NAMESPACE}")
+        say(f"nodes: {', '.join(nodes)}")
         bench = ClusterNodesBench(cluster, commands, options)
         try:
             with commands:
                 bench.measure(nodes)
-        except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as error:
-            bench.found.failure = str(error)  # the faults before it are reported
+        except KeyboardInterrupt:
+            bench.found.failures.append(INTERRUPTED)
         finally:
             bench.close()
     finally:
@@ -213,6 +230,8 @@ def main(argv: Sequence[str]) -> int:
     stored["faults"] = [asdict(each) for each in bench.found.faults]
     stored["weights"] = [asdict(each) for each in bench.found.weights]
     stored["rest"] = bench.found.cost.cores if bench.found.cost is not None else None
-    stored["failure"] = bench.found.failure
+    stored["failures"] = bench.found.failures
     results.write(stored)
+    if INTERRUPTED in bench.found.failures:
+        return 130
     return 0 if is_met or not options.strict else 1

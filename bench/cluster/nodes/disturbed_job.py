@@ -14,6 +14,7 @@ from bench.cluster.nodes import training_record
 from bench.cluster.nodes.step_log import StepLog, running_container
 from bench.cluster.pod_objects import CONTAINER
 from supervisor.cluster.supervision.contents import supervision_of
+from supervisor.wording import count
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest, Json
 from tests.cluster.apparatus.training_job import TrainingJob
 
@@ -63,11 +64,11 @@ class DisturbedJob:
 
         Raises AssertionError with a report of the namespace if that takes longer than `READY_S`.
         """
-        limit_s = READY_S
-        found: JobBefore = self._job.until(self._look, "the job trains with all of its pods", limit_s)
+        what = f"the job trains with all members and has {count(self._standbys, 'standby pod')}"
+        found: JobBefore = self._job.until(lambda: self._look(self._standbys), what, READY_S)
         return found
 
-    def _look(self) -> JobBefore | None:
+    def _look(self, standbys: int) -> JobBefore | None:
         status, view = self._job.status(), self._job.view()
         recent = status.get("recent") or ()
         generation = training_record.newest_generation(self.log.steps)
@@ -81,7 +82,7 @@ class DisturbedJob:
         pods = {str(pod["metadata"]["name"]): pod for pod in self._job.pods()}
         names = [str(each["name"]).partition(".")[0] for each in (*training, *warm)]
         heard = [self.log.follows(running_container(pods.get(name) or {}, CONTAINER)) for name in names]
-        if len(training) != RANKS or len(warm) < self._standbys or not all(heard):
+        if len(training) != RANKS or len(warm) < standbys or not all(heard):
             return None
         return JobBefore(generation, status.get("incidents", 0))
 
@@ -134,6 +135,7 @@ class DisturbedJob:
 
     def finish(self) -> str:
         """Let the script end, and return the state of the PyTorchJob: "Succeeded" if all went well."""
+        self._job.until(lambda: self._look(0), "the job trains with all members", READY_S)
         name = self._job.rank_pod(0)
         self._cluster.kubectl("exec", "-n", self.namespace, name, "-c", CONTAINER, "--", "touch", FINISH)
 

@@ -89,19 +89,24 @@ def training_health(node: Json) -> str:
     return conditions(node).get(TRAINING, "")
 
 
-@contextmanager
-def fake_gpus(cluster: ClusterUnderTest, nodes: list[str]) -> Iterator[FakeGpus]:
-    """Yield the fake GPUs of the nodes once all are healthy.
+def require_fake_gpus(cluster: ClusterUnderTest) -> bytes:
+    """Return the stand-in for NVML.
 
-    Raises `BadInput` if this machine has no C compiler, or if the quarantine has settings, which this would
-    have to replace.
+    Raises `BadInput` if this machine has no C compiler, or if the quarantine has settings, which `fake_gpus`
+    would have to replace.
     """
-    try:
-        library = build.build().read_bytes()
-    except build.NoCompiler as error:
-        raise BadInput(f"--verdicts: {error}") from error
     if cluster.read(f"/api/v1/namespaces/{SYSTEM}/configmaps/{SETTINGS}"):
         raise BadInput(f"--verdicts: the ConfigMap {SETTINGS} exists; delete it, or use --verdicts 0")
+    try:
+        return build.build().read_bytes()
+    except build.NoCompiler as error:
+        raise BadInput(f"--verdicts: {error}") from error
+
+
+@contextmanager
+def fake_gpus(cluster: ClusterUnderTest, nodes: list[str]) -> Iterator[FakeGpus]:
+    """Yield the fake GPUs of the nodes once all are healthy. Raises `BadInput` as `require_fake_gpus` does."""
+    library = require_fake_gpus(cluster)
     code = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
