@@ -67,7 +67,7 @@ class ClusterNodesBench:
     ) -> None:
         self.found = NodeFindings()
         self._cluster, self._options = cluster, options
-        self._faulty = FaultyCluster(cluster, commands, options.patience)
+        self._faulty = FaultyCluster(cluster, commands, options.patience, self._note)
         self._name = f"holdfast-bench-{int(time.time())}"
         self._tools = f"{self._name}-tools"  # the namespace of pods that signal processes of nodes
         self._jobs: list[DisturbedJob] = []
@@ -104,15 +104,15 @@ class ClusterNodesBench:
         if options.verdicts:
             with fake_gpus(self._cluster, list(nodes)) as gpus:
                 for number in range(options.verdicts):
-                    self._note(self._faulty.verdict(job, number, gpus))
+                    self._faulty.verdict(job, number, gpus)
         for number in range(options.preemptions):
-            self._note(self._faulty.preempt(job, number))
+            self._faulty.preempt(job, number)
         self._compare("job with a standby", job)
 
     def _measure_without_standby(self, _nodes: Sequence[str]) -> None:
         job = self._job("bare", standbys=0)
         for number in range(self._options.bare):
-            self._note(self._faulty.kill_without_standby(job, number))
+            self._faulty.kill_without_standby(job, number)
         self._compare("job without a standby", job)
 
     def _counts_with_standby(self) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class ClusterNodesBench:
         processes = NodeProcesses(self._cluster, self._tools)
         if options.leaders:
             self._cluster.kubectl("create", "namespace", self._tools)
-        todo: list[tuple[int, Callable[[int], MeasuredFault]]] = [
+        todo: list[tuple[int, Callable[[int], None]]] = [
             (options.kills, lambda number: faulty.kill(job, number)),
             (options.cuts, lambda number: faulty.cut(job, number)),
             (options.drains, lambda number: faulty.drain(job, number)),
@@ -134,7 +134,7 @@ class ClusterNodesBench:
         ]
         for count, fault in todo:
             for number in range(count):
-                self._note(fault(number))
+                fault(number)
 
     def _job(self, name: str, standbys: int) -> DisturbedJob:
         job = DisturbedJob(self._cluster, f"{self._name}-{name}", standbys, self._options.pace)

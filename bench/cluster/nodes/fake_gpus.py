@@ -105,7 +105,7 @@ def require_fake_gpus(cluster: ClusterUnderTest) -> bytes:
 
 @contextmanager
 def fake_gpus(cluster: ClusterUnderTest, nodes: list[str]) -> Iterator[FakeGpus]:
-    """Yield the fake GPUs of the nodes once all are healthy. Raises `BadInput` as `require_fake_gpus` does."""
+    """Yield the fake GPUs of the nodes once all are healthy. Raises as `require_fake_gpus` does."""
     library = require_fake_gpus(cluster)
     code = {
         "apiVersion": "v1",

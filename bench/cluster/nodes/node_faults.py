@@ -11,8 +11,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -39,60 +39,67 @@ PREEMPTOR = "preemptor"
 class FaultyCluster:
     """The cluster whose nodes are disturbed."""
 
-    def __init__(self, cluster: ClusterUnderTest, commands: NodeCommands, patience_s: float) -> None:
+    def __init__(
+        self,
+        cluster: ClusterUnderTest,
+        commands: NodeCommands,
+        patience_s: float,
+        note: Callable[[MeasuredFault], None],
+    ) -> None:
+        """`note` is called with each fault once the job is whole again, or once it is known not to be."""
         self._cluster, self._commands, self._patience_s = cluster, commands, patience_s
+        self._note = note
         self._hits: Counter[str] = Counter()  # how often each node was disturbed
 
     # -- sudden faults
 
-    def kill(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> MeasuredFault:
+    def kill(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> None:
         """Kill a node of a member, and start it again once the job trains."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=with_leader)
         kind = node_report.KILL_LEADER if node == self.leader_node() else node_report.KILL
         began_s = time.monotonic()
-        self._commands.disturb("kill", node)
         try:
-            return self._measured(job, before, MeasuredFault(kind, node, rank), began_s)
+            self._commands.disturb("kill", node)
+            found = self._measured(job, before, MeasuredFault(kind, node, rank), began_s)
         finally:
             self._restore(node)
+        self._settle(job, before, found, began_s)
 
-    def kill_without_standby(self, job: DisturbedJob, number: int) -> MeasuredFault:
+    def kill_without_standby(self, job: DisturbedJob, number: int) -> None:
         """Kill a node of a member, start it again, and measure from the start of the new container."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=False)
         pod = job.rank_pod(rank)["metadata"]["name"]
         known = job.container_of(pod)
         began_s = time.monotonic()
-        self._commands.disturb("kill", node)
         try:
+            self._commands.disturb("kill", node)
             time.sleep(DARK_S)
         finally:
             self._restore(node)
         there_s = self._new_container(job, rank, pod, known)
         found = self._measured(job, before, MeasuredFault(node_report.KILL_BARE, node, rank), began_s)
-        if found.is_late:
-            return found
-        return replace(found, first_step_s=max(0.0, began_s + found.first_step_s - there_s))
+        if not found.is_late:
+            found = replace(found, first_step_s=max(0.0, began_s + found.first_step_s - there_s))
+        self._settle(job, before, found, began_s)
 
-    def cut(self, job: DisturbedJob, number: int) -> MeasuredFault:
+    def cut(self, job: DisturbedJob, number: int) -> None:
         """Cut off a node of a member for `CUT_S`."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=False)
         began_s = time.monotonic()
-        self._commands.disturb("cut", node)
         try:
+            self._commands.disturb("cut", node)
             found = self._measured(job, before, MeasuredFault(node_report.CUT, node, rank), began_s)
             time.sleep(max(0.0, began_s + CUT_S - time.monotonic()))
         finally:
             self._restore(node)
-        again = job.ready()  # the pods of the node are members again, or others have replaced them
-        later = max(0, again.incidents - before.incidents - found.incidents)
-        return replace(found, incidents=found.incidents + later)
+        self._settle(job, before, found, began_s)
 
     # -- announced faults
 
-    def drain(self, job: DisturbedJob, number: int) -> MeasuredFault:
+    def drain(self, job: DisturbedJob, number: int) -> None:
         """Drain a node of a member of this job's pods, and uncordon it."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
@@ -105,11 +112,12 @@ class FaultyCluster:
         began_s = time.monotonic()
         try:
             self._cluster.kubectl("drain", node, *chosen, f"--timeout={DRAIN_S:.0f}s", limit_s=DRAIN_S + 10)
-            return self._measured(job, before, MeasuredFault(node_report.DRAIN, node, rank), began_s)
+            found = self._measured(job, before, MeasuredFault(node_report.DRAIN, node, rank), began_s)
         finally:
             self._cluster.kubectl("uncordon", node)
+        self._settle(job, before, found, began_s)
 
-    def preempt(self, job: DisturbedJob, number: int) -> MeasuredFault:
+    def preempt(self, job: DisturbedJob, number: int) -> None:
         """Have a pod of a higher priority take the place of a member's."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
@@ -121,24 +129,27 @@ class FaultyCluster:
             began_s = time.monotonic()
             self._cluster.kubectl("create", "-n", job.namespace, "-f", "-", text=text)
             try:
-                return self._measured(job, before, MeasuredFault(node_report.PREEMPTION, node, rank), began_s)
+                fault = MeasuredFault(node_report.PREEMPTION, node, rank)
+                found = self._measured(job, before, fault, began_s)
             finally:
                 self._cluster.kubectl("delete", "pod", PREEMPTOR, "-n", job.namespace, "--wait=true")
+        self._settle(job, before, found, began_s)
 
-    def verdict(self, job: DisturbedJob, number: int, gpus: FakeGpus) -> MeasuredFault:
+    def verdict(self, job: DisturbedJob, number: int, gpus: FakeGpus) -> None:
         """Raise an Xid on a node of a member. The first new step is measured from the Node's condition."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
         try:
             raised_s, told_s = gpus.fail(node)
             fault = MeasuredFault(node_report.VERDICT, node, rank, verdict_s=told_s - raised_s)
-            return self._measured(job, before, fault, told_s)
+            found = self._measured(job, before, fault, told_s)
         finally:
             gpus.heal(node)
+        self._settle(job, before, found, told_s)
 
     # -- the supervisor
 
-    def kill_leader(self, job: DisturbedJob, processes: NodeProcesses) -> MeasuredFault:
+    def kill_leader(self, job: DisturbedJob, processes: NodeProcesses) -> None:
         """Kill the process of the supervisor that leads. The job must train undisturbed."""
         before = job.ready()
         pod = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{leader(self._cluster)}")
@@ -149,17 +160,8 @@ class FaultyCluster:
         job.supervised_after(epoch)
         supervised_s = time.monotonic() - began_s
         time.sleep(CALM_S)
-        pause_s = training_record.longest_pause_s(job.log.steps, began_s, time.monotonic())
-        after = job.ready()
-        return MeasuredFault(
-            node_report.LEADER,
-            node,
-            -1,
-            pause_s=pause_s,
-            lost_steps=training_record.steps_lost(job.log.steps, before.generation),
-            incidents=after.incidents - before.incidents,
-            supervised_s=supervised_s,
-        )
+        found = MeasuredFault(node_report.LEADER, node, -1, incidents=0, supervised_s=supervised_s)
+        self._settle(job, before, found, began_s)
 
     # -- what they have in common
 
@@ -184,19 +186,34 @@ class FaultyCluster:
         if resumed_s is None:
             limit_s = self._patience_s
             return replace(fault, first_step_s=limit_s, pause_s=limit_s, is_late=True)
-        first_step_s = resumed_s - began_s
-        incidents = job.incidents(before)
-        steps = job.log.steps
-        known = sum(each["lost_steps"] or 0 for each in incidents)
-        return replace(
-            fault,
-            first_step_s=first_step_s,
-            noticed_s=noticed_s(first_step_s, incidents[-1]),
-            pause_s=training_record.longest_pause_s(steps, began_s, time.monotonic()),
-            lost_steps=max(known, training_record.steps_lost(steps, before.generation)),
-            incidents=len(incidents),
-            why=str(incidents[-1]["why"]),
-        )
+        found = replace(fault, first_step_s=resumed_s - began_s)
+        with suppress(AssertionError):  # without a leader, the incident is recorded later
+            found = replace(found, noticed_s=noticed_s(found.first_step_s, job.incidents(before)[-1]))
+        return found
+
+    def _settle(self, job: DisturbedJob, before: JobBefore, fault: MeasuredFault, began_s: float) -> None:
+        """Wait until the job is whole again, and note the fault with what it has cost until then.
+
+        Raises AssertionError if it does not become whole; then the fault is noted with what is known.
+        """
+        try:
+            after = job.ready()
+            if after.incidents > before.incidents:
+                incidents = job.incidents(before)
+                fault = replace(
+                    fault,
+                    lost_steps=sum(each["lost_steps"] or 0 for each in incidents),
+                    incidents=after.incidents - before.incidents,
+                    why=str(incidents[-1]["why"]),
+                )
+        finally:
+            steps = job.log.steps
+            lost = training_record.steps_lost(steps, before.generation)
+            fault = replace(fault, lost_steps=max(fault.lost_steps, lost))
+            if not fault.is_late:
+                pause_s = training_record.longest_pause_s(steps, began_s, time.monotonic())
+                fault = replace(fault, pause_s=pause_s)
+            self._note(fault)
 
     def _restore(self, node: str) -> None:
         self._commands.restore(node)
