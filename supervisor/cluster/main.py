@@ -31,7 +31,7 @@ from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption import node_racks
 from supervisor.cluster.adoption.pod_facts import KeptPods
-from supervisor.cluster.departures.node_notices import kept_node
+from supervisor.cluster.departures.node_notices import kept_node, read_conditions
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
@@ -42,7 +42,7 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
-from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -51,6 +51,7 @@ from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import QuarantineController
+from supervisor.nodes.node_mirror import NodeMirror
 
 log = logging.getLogger("supervisor")
 
@@ -100,12 +101,15 @@ class ClusterSupervisor:
         authorities = await self._authorities.load()
         changed = asyncio.Event()
 
+        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
+        nodes = NodeMirror(self._server, kept_labels=racks, kept_conditions=read_conditions())
+
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if old != new:
+            """Have the jobs look at nodes, except after a mere report, which only the quarantine reads."""
+            if old is None or new is None or kept_node(old, racks) != kept_node(new, racks):
                 changed.set()
 
-        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
-        nodes = Mirror(self._server, NODES, note_node, prune=lambda node: kept_node(node, racks))
+        nodes.observe(note_node)
 
         def rack_of(name: str) -> str:
             node = nodes.objects.get(ObjectName("", name))
@@ -149,7 +153,7 @@ class ClusterSupervisor:
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
         quarantine = QuarantineController(
-            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s
+            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs, self._term = jobs, term

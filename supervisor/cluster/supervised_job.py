@@ -149,6 +149,7 @@ class SupervisedJob:
         )
         self._departures = AnnouncedDepartures()
         self._nodes: Mapping[ObjectName, KubernetesObject] = {}
+        self._heeded: frozenset[str] = frozenset()  # nodes whose agent's verdict moves members
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
@@ -182,23 +183,32 @@ class SupervisedJob:
             present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
         self._server.keep(present)
 
-    def note_departures(self, nodes: Mapping[ObjectName, KubernetesObject] | None = None) -> None:
+    def note_departures(
+        self,
+        nodes: Mapping[ObjectName, KubernetesObject] | None = None,
+        heeded: frozenset[str] | None = None,
+    ) -> None:
         """Update which members are about to end, and evict pods without ranks that must leave.
 
         Call this regularly, because some announcements count only after a while. `nodes` are the Node objects
-        that are known now.
+        that are known now. `heeded` are the names of those whose agent's verdict moves members.
         """
         if nodes is not None:
             self._nodes = nodes
+        if heeded is not None:
+            self._heeded = heeded
         now_s = time.monotonic()
-        found, known = self._departures.of(self._pods, self._nodes, now_s), self.backend.announced
+        memory = self.job.memory if self.job is not None else None
+        seats = memory.seats if memory is not None else {}
+        found = self._departures.of(self._pods, self._nodes, now_s, self._heeded, seats)
+        known = self.backend.announced
         if self.backend.announce(found):
             self._wake()
             for name, each in self.backend.departures.items():
-                if name not in known or known[name].why != each.why:
+                is_idle = each.may_stay and name not in seats
+                if not is_idle and (name not in known or known[name].why != each.why):
                     log.info("member is about to end", extra={"member": name, "why": each.why})
                     self._event("MemberLeaves", f"member {name} is about to end: {each.why}")
-        memory = self.job.memory if self.job is not None else None
         has_settled = memory is not None and memory.phase == "running" and memory.settled
         if memory is None or not found or not (has_settled or memory.phase == "forming"):
             return

@@ -85,6 +85,7 @@ class ResourceKind:
 
 PODS = ResourceKind("", "v1", "pods")
 NODES = ResourceKind("", "v1", "nodes", namespaced=False)
+CONFIG_MAPS = ResourceKind("", "v1", "configmaps")
 
 
 @dataclass(frozen=True, slots=True)

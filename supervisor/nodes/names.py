@@ -16,6 +16,7 @@ REQUEST = PREFIX + "quarantine-request"
 # Written by the node agent
 REPORT = PREFIX + "node-health"
 REPORT_AT = PREFIX + "node-health-at"
+VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")  # conditions
 
 READY = "Ready"  # the kubelet's condition
 # Three bad nodes of a rack are a storm of that rack. A zone is no rack: it contains most of a pool.

@@ -18,10 +18,10 @@ from supervisor.cli import commands
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.display.screen import say, say_all, say_json
+from supervisor.kubernetes.client import CONFIG_MAPS, NODES
 from supervisor.kubernetes.errors import Conflict, Forbidden, NotFound, ServerUnreachable
 from supervisor.kubernetes.lease import LEASES
 from supervisor.nodes import node_objects, settings, summary
-from supervisor.nodes.api_kinds import CONFIG_MAPS, NODES
 from supervisor.nodes.names import CONFIG, REQUEST
 from supervisor.nodes.node_objects import KnownNode, OperatorRequest
 from supervisor.nodes.settings import BadSettings, QuarantineSettings

@@ -331,6 +331,9 @@ class PlayedJobs:
     def members_on(self, node: str) -> int:
         return self.members.get(node, 0)
 
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Do nothing: these agents publish reports, but no conditions."""
+
 
 async def pod_on(api: ApiServer, namespace: str, name: str, node: str, **metadata: Any) -> None:
     body = pod(namespace, name, node)

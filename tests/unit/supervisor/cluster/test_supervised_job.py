@@ -1050,6 +1050,27 @@ async def test_a_notice_on_a_node_moves_the_member_that_is_there(tmp_path: Path)
         assert there.deleted == [], "the autoscaler deletes the pod"
 
 
+def verdict_on(name: str) -> dict[ObjectName, Any]:
+    verdict = {"type": "GpuHealthy", "status": "False", "message": "GPU 3 is lost"}
+    return {ObjectName("", name): {"metadata": {"name": name}, "status": {"conditions": [verdict]}}}
+
+
+async def test_a_verdict_of_the_node_agent_moves_the_member_once_the_quarantine_lets_it(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        first, _, third = await settled_with_standby(there)
+        there.job.note_departures(verdict_on("n1"), frozenset({"n0"}))
+        assert there.job.backend.departures == {}, "the quarantine holds the verdict back"
+        there.job.note_departures(heeded=frozenset({"n1"}))
+        await train_in(2, first, third)
+        await there.until(phase="running", generation=2)
+        there.job.note_departures()
+        assert there.deleted == []
+        [incident] = there.status["recent"]
+        assert "the node agent of n1 reports: GPU 3 is lost" in incident["why"]
+
+
 async def test_an_idle_pod_that_must_leave_its_node_is_evicted_at_once(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second, _ = await settled_with_standby(there)
