@@ -128,6 +128,7 @@ class ClusterSupervisor:
             lambda: term.left_s,
             self.limits,
             rack_of,
+            lambda node, fault: quarantine.note_run_fault(node, fault),
         )
         keeping = KeptPods()
 

@@ -26,6 +26,8 @@ from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.departures.announced import AnnouncedDepartures
+from supervisor.cluster.hardware import repeats
+from supervisor.cluster.hardware.repeats import HardwareHistory
 from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
@@ -58,6 +60,7 @@ from supervisor.kubernetes.events import EventRecorder, ObjectReference
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
+from supervisor.quarantine.model import RunFault
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
@@ -72,6 +75,7 @@ CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
+MAX_MEMBERS_KNOWN = 50_000  # members whose node is remembered; a job has at most 32,768 at a time
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
 _CUT_OFF = (
     "no pod is evicted: most jobs in this namespace or in most namespaces have lost the connections of most"
@@ -95,6 +99,8 @@ class ClusterContext:
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
+    # takes note of a fault that the hardware of a node explains; called again, it changes nothing
+    note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
 
 
 class SupervisedJob:
@@ -148,6 +154,8 @@ class SupervisedJob:
             lambda reason, message, bad: self._event(reason, message, bad=bad),
         )
         self._departures = AnnouncedDepartures()
+        self._hardware = HardwareHistory()  # of the current run
+        self._nodes_of: dict[str, str] = {}  # by member, also of members that are gone
         self._nodes: Mapping[ObjectName, KubernetesObject] = {}
         self._heeded: frozenset[str] = frozenset()  # nodes whose agent's verdict moves members
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
@@ -173,6 +181,9 @@ class SupervisedJob:
         if self.backend.update(pods):
             self._wake()
         pods = self.backend.pods.values()
+        self._nodes_of.update((pod.member, pod.node) for pod in pods if pod.node)
+        if len(self._nodes_of) > MAX_MEMBERS_KNOWN:
+            self._nodes_of = {pod.member: pod.node for pod in pods}
         if all(pod.has_ended and not self._is_to_be_deleted(pod) for pod in pods):
             self._has_work.clear()
         else:
@@ -445,8 +456,16 @@ class SupervisedJob:
             lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
         )
         self._records = records
+        self._hardware = HardwareHistory(() if fresh else found.recent)
+        self._report_hardware()  # the earlier supervisor may have ended before it was on the Node
         publisher = StatusPublisher(
-            StatusMemory(_name(self.key), status_fields.MAX_RECENT, found.view, found.recent),
+            StatusMemory(
+                _name(self.key),
+                status_fields.MAX_RECENT,
+                found.view,
+                found.recent,
+                self._hardware.with_hardware,
+            ),
             self._context.lag,
             policy,
             records.lead,
@@ -583,10 +602,31 @@ class SupervisedJob:
     def _note_published(self) -> None:
         assert self.job is not None
         assert self._summary is not None  # because the run has published a status
+        self._note_hardware(self.job.memory)
         for reason, message in self._status_events.of(self.job.publisher.published):
             self._event(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
+
+    def _note_hardware(self, memory: JobState) -> None:
+        """Report the open incident to the quarantine if it is evidence against a node."""
+        incident = memory.incident
+        if incident is None:
+            return
+        nodes = {pod.address: pod.node for pod in self._pods if pod.address}
+        found = repeats.of_incident(
+            incident,
+            memory.world_size,
+            lambda member: self._nodes_of.get(member, ""),
+            lambda address: nodes.get(address, ""),
+        )
+        if found is not None and self._hardware.note(found):
+            self._report_hardware()
+
+    def _report_hardware(self) -> None:
+        for each in self._hardware.counted:
+            fault = each.fault(f"{self.key.namespace}/{self.key.name}")
+            self._context.note_run_fault(each.node, fault)
 
     # -- events
 

@@ -183,7 +183,9 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
         out.append(f"  finding      {each['key']}: {each['level']}{held}; seen by {witnesses} ({sure})")
     out += [f"  evidence     {each}" for each in found["evidence"]]
     out += [f"  blind        {each}" for each in found["blind"]]
-    out += [f"  seen by run  {ago(each['at'])} {each['device']}".rstrip() for each in found["runs"]]
+    out += [
+        f"  seen by run  {ago(each['at'])} {each['device']} {each['why']}".rstrip() for each in found["runs"]
+    ]
     for each in found["history"]:
         out.append(f"  history      {ago(each['at'])}: {each['action']}{', a relapse' * each['relapse']}")
     out.append(f"  lemon score  {found['lemon_score']}")
