@@ -52,6 +52,7 @@ from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import QuarantineController
 from supervisor.nodes.node_mirror import NodeMirror
+from supervisor.observability import cluster_metrics
 
 log = logging.getLogger("supervisor")
 
@@ -251,6 +252,15 @@ class ClusterSupervisor:
         """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
+    def measure(self) -> None:
+        """Set the metrics about the Lease and the jobs."""
+        jobs = self._jobs.jobs.values() if self._jobs is not None else ()
+        cluster_metrics.measure(
+            leads=self._term is not None and self._term.left_s > 0,
+            jobs=len(jobs),
+            standbys_missing=sum(each.standbys_missing for each in jobs),
+        )
+
     async def ready(self, _: web.Request) -> web.Response:
         """Respond to a probe. The process is ready whether or not it leads."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
@@ -344,6 +354,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
     """Serve probes and metrics, which require no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
+        supervisor.measure()
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application(client_max_size=1024)

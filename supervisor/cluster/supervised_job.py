@@ -296,6 +296,15 @@ class SupervisedJob:
         return Reach(len(known | connected | {*running} & {*placed}), len(connected))
 
     @property
+    def standbys_missing(self) -> int:
+        """How many standbys the job wants that are not ready; 0 unless it trains."""
+        if self.job is None or self.is_at_rest or self.job.memory.phase != "running":
+            return 0
+        members = self.job.publisher.published.get("members") or ()
+        ready = sum(each["role"] == "standby" and bool(each["parked"]) for each in members)
+        return max(0, self.job.policy.standby - ready)
+
+    @property
     def probed(self) -> Iterable[ProbedMember]:
         """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
         if self.job is None or self.is_at_rest:

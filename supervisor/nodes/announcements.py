@@ -29,6 +29,7 @@ ALLOWED_METRIC = Gauge("holdfast_quarantine_allowed_nodes", "The number of nodes
 ALERTS_METRIC = Gauge("holdfast_quarantine_alerts", "Nodes that need an operator.")
 DRY_METRIC = Gauge("holdfast_quarantine_dry_run", "1 while actions are only announced.")
 WRITES_METRIC = MetricCounter("holdfast_quarantine_writes", "Changes of nodes, by kind.", ("kind",))
+RESULTS = ("moves", "held")
 VERDICTS_METRIC = Gauge(
     "holdfast_quarantine_verdicts",
     "Nodes whose agents report a fault: members move, or are held.",

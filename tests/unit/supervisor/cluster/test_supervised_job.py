@@ -1083,6 +1083,13 @@ async def test_an_idle_pod_that_must_leave_its_node_is_evicted_at_once(tmp_path:
         assert (first.generation, second.generation) == (1, 1)
 
 
+async def test_standbys_that_a_running_job_wants_and_that_are_not_ready_are_missing(tmp_path: Path) -> None:
+    async with place(tmp_path, replace(POLICY, standby=2)) as there:
+        await settled_with_standby(there)
+        await there.until(phase="running")
+        await there.served.until(lambda: there.job.standbys_missing == 1)
+
+
 # -- faults that hardware explains
 
 
