@@ -301,7 +301,7 @@ class SupervisedJob:
         if self.job is None or self.is_at_rest or self.job.memory.phase != "running":
             return 0
         members = self.job.publisher.published.get("members") or ()
-        ready = sum(each["role"] == "standby" and bool(each["parked"]) for each in members)
+        ready = sum(1 for each in members if each["role"] == "standby" and each["parked"])
         return max(0, self.job.policy.standby - ready)
 
     @property

@@ -12,6 +12,7 @@ RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
 
 # Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
 REQUEST = PREFIX + "quarantine-request"
+REQUESTED_BY = PREFIX + "quarantine-requested-by"  # who; an admission policy compares it with the user
 
 # Written by the node agent
 REPORT = PREFIX + "node-health"

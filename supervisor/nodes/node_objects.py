@@ -7,7 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from supervisor.nodes.names import CONDITION, RACK, READY, RECORD, REPORT, REPORT_AT, REQUEST, TAINT, VERDICTS
+from supervisor.nodes.names import (
+    CONDITION,
+    RACK,
+    READY,
+    RECORD,
+    REPORT,
+    REPORT_AT,
+    REQUEST,
+    REQUESTED_BY,
+    TAINT,
+    VERDICTS,
+)
 from supervisor.quarantine import stored
 from supervisor.quarantine.model import NodeView
 from supervisor.quarantine.stored import BadState
@@ -15,9 +26,10 @@ from supervisor.quarantine.stored import BadState
 # The API allows 256 KiB of annotations per object. An agent's report has at most 32 KiB.
 MAX_REPORT = MAX_RECORD = 128 << 10
 MAX_WHY = 300  # characters of an operator's or an agent's reason
+MAX_NAME = 200  # characters of a user's name
 _RELEASE, _QUARANTINE, _WITH_DRAIN = "release", "quarantine", "quarantine+drain"
 _KEPT_METADATA = ("name", "uid", "resourceVersion", "deletionTimestamp")
-_KEPT_ANNOTATIONS = (RECORD, REQUEST, REPORT, REPORT_AT)
+_KEPT_ANNOTATIONS = (RECORD, REQUEST, REQUESTED_BY, REPORT, REPORT_AT)
 _KEPT_LABELS = (RACK,)
 _KEPT_CONDITIONS = (READY, CONDITION, *VERDICTS)
 
@@ -30,6 +42,7 @@ class OperatorRequest:
     why: str = ""
     drain: bool = False
     refused: str = ""
+    by: str = ""  # the user who asks; "" if the request does not name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,9 @@ def read(found: Mapping[str, Any]) -> KnownNode:
         str(notes.get(REPORT_AT, "")),
         taints,
         conditions.get(CONDITION),
-        read_request(notes[REQUEST]) if REQUEST in notes else None,
+        replace(read_request(notes[REQUEST]), by=_one_line(notes.get(REQUESTED_BY)))
+        if REQUEST in notes
+        else None,
         told,
         verdict_of(found),
     )
@@ -181,6 +196,10 @@ def _parsed(text: object, most: int) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ValueError(f"{text[:40]!r} is not a JSON object")
     return found
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text or "").split())[:MAX_NAME]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
