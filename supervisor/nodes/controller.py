@@ -218,8 +218,7 @@ class QuarantineController:
             if write is None or self._left_s() <= 0:
                 break
             await self._write(write)
-        out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
-        self._service = NodesInService(found.breaker, out)
+        self._service = self._in_service(found)
         self._heed_verdicts()
         self._announce(found)
         await self._correct_conditions()
@@ -239,10 +238,21 @@ class QuarantineController:
 
     def _announce(self, found: NodePlan) -> None:
         """Announce what holds once all due writes are done: before, the holds do not count them."""
-        now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
-        names = (each.name for each in found.pool.nodes)
-        awaited = [name for name in names if self._reports.is_awaited(name, now_s, policy)]
+        awaited = [each.name for each in found.pool.nodes if self._is_awaited(each)]
+        policy = self.settings.policy
         self._announcer.planned(found, self._known, awaited, policy, self._swaps, is_dry=self._is_dry())
+
+    def _is_awaited(self, node: NodeView) -> bool:
+        return self._reports.is_awaited(node.name, asyncio.get_running_loop().time(), self.settings.policy)
+
+    def _in_service(self, found: NodePlan) -> NodesInService:
+        """Return the nodes in service. Those that this process has yet to hear count as known.
+
+        Otherwise, verdicts would move nobody for half a minute after each change of the leader.
+        """
+        out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
+        awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
+        return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out)
 
     def _with_work(self, view: NodeView) -> NodeView:
         others, _ = self._others.get(view.name, ((), 0.0))

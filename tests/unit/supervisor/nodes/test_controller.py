@@ -105,8 +105,8 @@ class Place:
     jobs: QuarantinedJobs = field(default_factory=NoJobs)
     leaders: list[asyncio.Future[Any]] = field(default_factory=list)
 
-    async def lead(self) -> QuarantineController:
-        """Begin another leader, and let it see each agent's report change."""
+    async def lead(self, *, hears: bool = True) -> QuarantineController:
+        """Begin another leader, and let it see each agent's report change if it `hears`."""
         events = EventRecorder(self.api, "holdfast-supervisor", "pod")
         nodes = NodeMirror(self.api)
         made = QuarantineController(
@@ -114,7 +114,7 @@ class Place:
         )
         self.leaders += [asyncio.ensure_future(each) for each in (nodes.run(), made.run(), events.run())]
         await asyncio.wait_for(made.synced.wait(), LIMIT_S)
-        for _, _, name in [key for key in self.served.objects if key[0] == "nodes"]:
+        for _, _, name in [key for key in self.served.objects if hears and key[0] == "nodes"]:
             findings = [XID] if "xid" in self.served.node(name)["metadata"]["annotations"][REPORT] else []
             self.served.report(name, *findings)
         return made
@@ -321,6 +321,15 @@ async def test_a_verdict_moves_members_at_once_and_only_one_of_two_that_the_brea
     place.served.judge("b", "GPU 3 is lost")
     await place.served.until(lambda: "VerdictHeld" in place.served.reasons("b"))
     assert jobs.heeded == [frozenset(), {"a"}, frozenset()], "most nodes are bad: nobody moves"
+
+
+async def test_a_new_leader_heeds_a_verdict_before_it_has_heard_all_agents(place: Place) -> None:
+    jobs = place.jobs = WatchedJobs()
+    place.served.configure(max_share="0.1", min_serving="1")
+    for name in ("a", "b", "c"):
+        place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
+    await place.lead(hears=False)
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
 
 
 async def test_in_a_dry_run_a_verdict_is_only_announced(place: Place) -> None:
