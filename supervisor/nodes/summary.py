@@ -140,6 +140,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
     weighed = evidence.weigh(view, found, pool.now_s)
     return {
         **row_of(pool, name),
+        "verdict": pool.nodes[name].verdict or None,
         "decided": pool.nodes[name].told.get("why"),
         "findings": [
             {

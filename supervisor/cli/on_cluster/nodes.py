@@ -174,9 +174,8 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
     if found["since"] is not None:
         by = f", by {found['by']}" if found["by"] else ""
         out.append(f"  since        {ago(found['since'])}{by}")
-    for label, key in (("decided", "decided"), ("next", "next"), ("why", "why"), ("request", "request")):
-        if found[key]:
-            out.append(f"  {label:13}{found[key]}")
+    shown = ("verdict", "decided", "next", "why", "request")
+    out += [f"  {key:13}{found[key]}" for key in shown if found[key]]
     for each in found["findings"]:
         held = "" if each["held_s"] is None else f" for {seconds(each['held_s'])}"
         witnesses = ", ".join([*each["origins"], *each["backing"]]) or "an unnamed sensor"
@@ -185,7 +184,8 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
     out += [f"  evidence     {each}" for each in found["evidence"]]
     out += [f"  blind        {each}" for each in found["blind"]]
     out += [
-        f"  seen by run  {ago(each['at'])} {each['device']} {each['why']}".rstrip() for each in found["runs"]
+        f"  seen by run  {' '.join(filter(None, (ago(each['at']), each['device'], each['why'])))}"
+        for each in found["runs"]
     ]
     for each in found["history"]:
         out.append(f"  history      {ago(each['at'])}: {each['action']}{', a relapse' * each['relapse']}")
