@@ -31,7 +31,7 @@ from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import NodePlan, NodeWrite, plan
 from supervisor.nodes.settings import BadSettings, QuarantineSettings
 from supervisor.nodes.verdicts import AgentVerdicts, NodesInService, VerdictSwaps
-from supervisor.quarantine import breaker
+from supervisor.quarantine import breaker, evidence, waivers
 from supervisor.quarantine.model import MAX_RUNS, NO_NEW_WORK, NodeView, RunFault
 from supervisor.quarantine.transition import RUNS_S, not_later
 
@@ -252,7 +252,14 @@ class QuarantineController:
         """
         out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
         awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
-        return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out)
+        waived = frozenset(each.name for each in found.pool.nodes if self._is_waived(each))
+        return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out, waived)
+
+    def _is_waived(self, node: NodeView) -> bool:
+        """True if an operator has released the node, and knew all that is wrong with it now."""
+        if node.waiver is None or node.report is None or not evidence.unhealthy(node.report):
+            return False
+        return not waivers.counted(node, self._wall(), self.settings.policy)
 
     def _with_work(self, view: NodeView) -> NodeView:
         others, _ = self._others.get(view.name, ((), 0.0))

@@ -11,6 +11,7 @@ new version together. So the same limits apply as to a taint, and they are check
 - A verdict that changes to and fro moves the members of its node at most once in `cooldown_s`. What this
   process remembers of this ends with it, so its successor may move them once more.
 - In a dry run, nobody moves, and the verdict is announced.
+- After an operator's release, nobody moves until there is another fault.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from supervisor.quarantine.model import NodePolicy
 
 @dataclass(frozen=True, slots=True)
 class NodesInService:
-    """The breaker of the quarantine, and the nodes that it counts as out."""
+    """The breaker of the quarantine, the nodes that it counts as out, and those that an operator trusts."""
 
     breaker: Breaker
     out: frozenset[str]
+    waived: frozenset[str] = frozenset()  # released by an operator, and without another fault since
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class AgentVerdicts:
         held: dict[str, str] = {}
         room = service.breaker.balance
         for name, node in bad:
+            if name in service.waived:
+                continue
             is_out = name in service.out
             why = storms.get("") or storms.get(node.rack, "")
             if not why and not node.moves and now_s < node.moved_s + policy.cooldown_s:

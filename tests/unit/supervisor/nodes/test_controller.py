@@ -351,3 +351,15 @@ async def test_a_leader_whose_term_has_ended_heeds_no_other_verdict(place: Place
     await second.until(lambda: second.heeded[-1] == {"a"})
     assert jobs.heeded == [frozenset()]
     await other.kill()
+
+
+async def test_an_operators_release_ends_the_moves_for_a_known_fault(place: Place) -> None:
+    jobs = await judged(place)
+    place.served.judge("a", "GPU 3 is lost")
+    place.served.report("a", XID)
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+    await place.served.until(is_settled(place.served, "a"))
+    place.served.annotate("a", REQUEST, "release")
+    await jobs.until(lambda: jobs.heeded[-1] == frozenset())
+    place.served.report("a", XID, {**XID, "check": "ecc", "code": None})
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})

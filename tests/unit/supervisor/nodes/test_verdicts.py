@@ -21,6 +21,7 @@ class PlayedVerdicts:
         self.names = [f"n{number:02d}" for number in range(count)]
         self.policy, self.now_s = policy, 1000.0
         self.out: set[str] = set()
+        self.waived: set[str] = set()
         self.verdicts = AgentVerdicts()
         for each in self.names:
             self.say(each, "")
@@ -34,7 +35,9 @@ class PlayedVerdicts:
             NodeView(each, Report(), 0.0, quarantine=held if each in self.out else None)
             for each in self.names
         ]
-        return NodesInService(breaker.assess(len(views), views, self.policy), frozenset(self.out))
+        return NodesInService(
+            breaker.assess(len(views), views, self.policy), frozenset(self.out), frozenset(self.waived)
+        )
 
     def swaps(self, *, is_dry: bool = False) -> VerdictSwaps:
         return self.verdicts.swaps(self.service(), self.policy, self.now_s, is_dry=is_dry)
@@ -157,6 +160,16 @@ def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
         pool.say(name)
     pool.say("n50")
     assert "n50" in pool.swaps().moving
+
+
+def test_nobody_moves_from_a_node_that_an_operator_has_released_until_there_is_another_fault() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    assert pool.swaps().moving == {"n00"}
+    pool.waived = {"n00"}
+    assert pool.swaps() == VerdictSwaps(), "the operator knows"
+    pool.waived = set()
+    assert pool.swaps().moving == {"n00"}
 
 
 def test_a_node_without_an_agent_is_forgotten() -> None:
