@@ -151,7 +151,7 @@ def read(found: Mapping[str, Any]) -> KnownNode:
 
 
 def verdict_of(found: Mapping[str, Any]) -> str | None:
-    """Return what the agent's conditions say is wrong with a node; "" if nothing is, or if it is unknown.
+    """Return a clause that says what the agent finds wrong with a node; "" if nothing is known.
 
     Return None for a node without an agent.
     """
@@ -159,7 +159,7 @@ def verdict_of(found: Mapping[str, Any]) -> str | None:
     verdicts = [each for each in conditions if _mapping(each).get("type") in VERDICTS]
     for each in verdicts:
         if each.get("status") == "False":
-            return str(each.get("message") or each.get("reason") or "a fault")[:MAX_WHY]
+            return str(each.get("message") or each.get("reason") or "a fault")[:MAX_WHY].rstrip(".")
     return "" if verdicts else None
 
 

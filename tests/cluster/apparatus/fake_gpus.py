@@ -19,7 +19,7 @@ FAKE = "fake-nvml"
 CODE = {"layout.py": Path(layout.__file__), "state.py": Path(state.__file__)}
 _FAKE = "from pathlib import Path; from tests.fakenvml.state import Fake; "
 _CREATE = _FAKE + "Fake(Path('/fake/state/nvml'), 2).close()"
-_XID = _FAKE + "Fake.existing(Path('/fake/state/nvml')).xid(0, 79); import time; print(time.time())"
+_XID = "import time; print(time.time()); " + _FAKE + "Fake.existing(Path('/fake/state/nvml')).xid(0, 79)"
 
 
 class Agents:
