@@ -31,7 +31,7 @@ from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption import node_racks
 from supervisor.cluster.adoption.pod_facts import KeptPods
-from supervisor.cluster.departures.node_notices import kept_node
+from supervisor.cluster.departures.node_notices import kept_node, read_conditions
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
@@ -42,7 +42,7 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
-from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
@@ -51,6 +51,8 @@ from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import QuarantineController
+from supervisor.nodes.node_mirror import NodeMirror
+from supervisor.observability import cluster_metrics
 
 log = logging.getLogger("supervisor")
 
@@ -100,12 +102,15 @@ class ClusterSupervisor:
         authorities = await self._authorities.load()
         changed = asyncio.Event()
 
+        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
+        nodes = NodeMirror(self._server, kept_labels=racks, kept_conditions=read_conditions())
+
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if old != new:
+            """Have the jobs look at nodes, except after a mere report, which only the quarantine reads."""
+            if old is None or new is None or kept_node(old, racks) != kept_node(new, racks):
                 changed.set()
 
-        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
-        nodes = Mirror(self._server, NODES, note_node, prune=lambda node: kept_node(node, racks))
+        nodes.observe(note_node)
 
         def rack_of(name: str) -> str:
             node = nodes.objects.get(ObjectName("", name))
@@ -124,6 +129,7 @@ class ClusterSupervisor:
             lambda: term.left_s,
             self.limits,
             rack_of,
+            lambda node, fault: quarantine.note_run_fault(node, fault),
         )
         keeping = KeptPods()
 
@@ -149,7 +155,7 @@ class ClusterSupervisor:
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
         quarantine = QuarantineController(
-            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s
+            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs, self._term = jobs, term
@@ -246,6 +252,15 @@ class ClusterSupervisor:
         """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
         return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
 
+    def measure(self) -> None:
+        """Set the metrics about the Lease and the jobs."""
+        jobs = self._jobs.jobs.values() if self._jobs is not None else ()
+        cluster_metrics.measure(
+            leads=self._term is not None and self._term.left_s > 0,
+            jobs=len(jobs),
+            standbys_missing=sum(each.standbys_missing for each in jobs),
+        )
+
     async def ready(self, _: web.Request) -> web.Response:
         """Respond to a probe. The process is ready whether or not it leads."""
         return web.Response(text="leads\n" if self._jobs is not None else "waits for the lease\n")
@@ -339,6 +354,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
     """Serve probes and metrics, which require no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
+        supervisor.measure()
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application(client_max_size=1024)

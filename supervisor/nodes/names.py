@@ -12,6 +12,9 @@ RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
 
 # Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
 REQUEST = PREFIX + "quarantine-request"
+REQUESTED_BY = PREFIX + "quarantine-requested-by"  # who; an admission policy compares it with the user
+
+VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")  # conditions that the node agent writes
 
 READY = "Ready"  # the kubelet's condition
 # Three bad nodes of a rack are a storm of that rack. Do not use the zone: it contains most of a pool.

@@ -121,16 +121,18 @@ def plan(
 
 
 def _of_operator(node: KnownNode, view: NodeView, now_s: float) -> NodeWrite | None:
-    """Return the write for what an operator has done or requested; None if the operator has done nothing."""
-    request, note = node.request, DecisionNote(OPERATOR, "")
+    """Return the write for what an operator has done or requested; None if there is nothing of the kind."""
+    request = node.request
+    name = request.by if request is not None else ""
+    note, who = DecisionNote(f"{OPERATOR} {name}".rstrip(), ""), f"an operator{f' ({name})' if name else ''}"
     if request is not None and request.refused:
         return NodeWrite(node.name, REFUSED, request.refused, view) if not view.refused else None
     if request is not None and request.kind == "release":
-        why = "an operator has released it"
+        why = f"{who} has released it"
         return _released(node, view, why, replace(note, why=why), now_s)
     if request is not None:
         view = _readable(view)
-        why = f"an operator has taken it out: {request.why}"
+        why = f"{who} has taken it out: {request.why}"
         after = transition.quarantined_by_operator(view, request.why, now_s, drain=request.drain)
         return NodeWrite(node.name, OPERATOR_TOOK, why, after, replace(note, why=why))
     if view.refused and not view.quarantine:

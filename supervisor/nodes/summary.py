@@ -140,6 +140,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
     weighed = evidence.weigh(view, found, pool.now_s)
     return {
         **row_of(pool, name),
+        "verdict": pool.nodes[name].verdict or None,
         "decided": pool.nodes[name].told.get("why"),
         "findings": [
             {
@@ -157,7 +158,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
         ],
         "evidence": list(held.evidence) if held is not None else [],
         "blind": list(view.report.blind) if view.report is not None else [],
-        "runs": [{"at": each.at_s, "device": each.device} for each in view.runs],
+        "runs": [{"at": each.at_s, "device": each.device, "why": each.why} for each in view.runs],
         "history": [
             {"at": each.at_s, "action": each.action, "relapse": each.relapse} for each in view.history
         ],

@@ -120,6 +120,7 @@ class RunFault:
 
     at_s: float
     device: str = ""  # the GPU's identity; "" if the run does not know which GPU it was
+    why: str = ""  # the run, its incident and what was seen there; only for people
 
 
 @dataclass(frozen=True, slots=True)

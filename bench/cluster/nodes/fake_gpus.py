@@ -6,8 +6,6 @@ quarantine does not run dry, because a dry run moves no member. Both are undone 
 
 from __future__ import annotations
 
-import base64
-import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,15 +14,14 @@ from dataclasses import dataclass
 
 from holdfast.errors import BadInput
 from nodeagent.publishing.conditions import GPU, TRAINING
+from tests.cluster.apparatus.fake_gpus import FAKE, break_in
 from tests.cluster.apparatus.kubernetes_cluster import (
     AGENT,
     NODES,
     SYSTEM,
     ClusterUnderTest,
     Json,
-    rolled_out,
 )
-from tests.cluster.nodes.test_node_agent import CODE, FAKE, with_fake_gpus
 from tests.fakenvml import build
 
 SETTINGS = "holdfast-quarantine"  # the ConfigMap of the quarantine
@@ -89,8 +86,8 @@ def training_health(node: Json) -> str:
     return conditions(node).get(TRAINING, "")
 
 
-def require_fake_gpus(cluster: ClusterUnderTest) -> bytes:
-    """Return the stand-in for NVML.
+def require_fake_gpus(cluster: ClusterUnderTest) -> None:
+    """Check what `fake_gpus` needs.
 
     Raises `BadInput` if this machine has no C compiler, or if the quarantine has settings, which `fake_gpus`
     would have to replace.
@@ -98,7 +95,7 @@ def require_fake_gpus(cluster: ClusterUnderTest) -> bytes:
     if cluster.read(f"/api/v1/namespaces/{SYSTEM}/configmaps/{SETTINGS}"):
         raise BadInput(f"--verdicts: the ConfigMap {SETTINGS} exists; delete it, or use --verdicts 0")
     try:
-        return build.build().read_bytes()
+        build.build()
     except build.NoCompiler as error:
         raise BadInput(f"--verdicts: {error}") from error
 
@@ -106,21 +103,11 @@ def require_fake_gpus(cluster: ClusterUnderTest) -> bytes:
 @contextmanager
 def fake_gpus(cluster: ClusterUnderTest, nodes: list[str]) -> Iterator[FakeGpus]:
     """Yield the fake GPUs of the nodes once all are healthy. Raises as `require_fake_gpus` does."""
-    library = require_fake_gpus(cluster)
-    code = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": FAKE, "namespace": NODES},
-        "binaryData": {build.SONAME: base64.b64encode(library).decode()},
-        "data": {name: path.read_text() for name, path in CODE.items()},
-    }
+    require_fake_gpus(cluster)
     found = FakeGpus(cluster)
     try:
         cluster.kubectl("create", "configmap", SETTINGS, "-n", SYSTEM, "--from-literal=dry-run=false")
-        cluster.kubectl("apply", "--server-side", "-f", "-", text=json.dumps(code))
-        patch = json.dumps(with_fake_gpus())
-        cluster.kubectl("patch", "daemonset", AGENT, "-n", NODES, "--type=strategic", "-p", patch)
-        rolled_out(cluster)
+        break_in(cluster)
         for node in nodes:
             found.await_health(node)
         yield found

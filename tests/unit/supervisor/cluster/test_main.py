@@ -9,6 +9,7 @@ import logging
 import random
 import ssl
 import sys
+import time
 import weakref
 from asyncio import sslproto
 from collections import Counter
@@ -37,10 +38,13 @@ from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
 from supervisor.kubernetes.lease import Leadership, LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
+from supervisor.observability import cluster_metrics
+from supervisor.quarantine.model import RunFault
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, NEVER, ServedObjects
 from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
 from tests.unit.supervisor.cluster.test_jobs import LABELS, member, owner
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
+from tests.unit.supervisor.nodes.test_controller import ServedNodes
 
 ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")
 TOKEN = "aaa.bbb.ccc"
@@ -91,8 +95,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
-    served = ServedObjects()
+async def place(request_s: float = 10.0, served: ServedObjects | None = None) -> AsyncIterator[Place]:
+    served = served or ServedObjects()
     async with served.serving(request_s) as server:
         supervisor = ClusterSupervisor(server, ME, event_loop.Lag())
         app = web.Application()
@@ -169,6 +173,40 @@ async def test_a_leader_serves_only_the_members_of_its_jobs(
         await event_loop.end([leading])
         assert await there.connect() == 503, "the supervisor does not lead any more"
         assert await there.epoch() == 0
+
+
+async def test_the_metrics_say_whether_this_process_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+
+    def measured(there: Place) -> list[float]:
+        there.supervisor.measure()
+        return [each._value.get() for each in cluster_metrics.METRICS]
+
+    async with place() as there:
+        assert measured(there) == [0, 0, 0]
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        assert measured(there) == [1, 1, 0]
+        await event_loop.end([leading])
+        assert measured(there) == [0, 0, 0]
+
+
+async def test_what_a_job_has_seen_of_a_node_is_stored_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    served = ServedNodes()
+    served.add("n1")
+    served.configure()
+    async with place(served=served) as there:
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        assert there.supervisor._jobs is not None
+        [job] = there.supervisor._jobs.jobs.values()
+        fault = RunFault(time.time(), why="team/llama i-0001: an ECC error of rank 0")
+        for _ in range(2):  # as the next leader does
+            job._context.note_run_fault("n1", fault)
+        await served.until(lambda: served.record("n1").get("runs"))
+        assert [each["why"] for each in served.record("n1")["runs"]] == [fault.why]
+        await event_loop.end([leading])
 
 
 async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,3 +119,23 @@ def test_pods_that_were_asked_to_leave_and_standbys_are_evicted_and_others_are_l
     assert found.take_due_evictions(pods, departing, 100.0) == [asked, ours]
     assert found.take_due_evictions(pods, departing, 100.0 + EVICT_AGAIN_S - 1) == []
     assert found.take_due_evictions(pods, departing, 100.0 + EVICT_AGAIN_S) == [asked, ours]
+
+
+def bad_node(name: str = "n0") -> dict[ObjectName, Any]:
+    verdict = {"type": "GpuHealthy", "status": "False", "message": "GPU 3 is lost"}
+    return {ObjectName("", name): {"metadata": {"name": name}, "status": {"conditions": [verdict]}}}
+
+
+def test_a_verdict_moves_a_member_with_ranks_only_if_the_quarantine_lets_it() -> None:
+    member = pod().member
+    assert AnnouncedDepartures().observe([pod()], bad_node(), 100.0, frozenset({"n1"}), {member}) == {}
+    found = only(AnnouncedDepartures().observe([pod()], bad_node(), 100.0, frozenset({"n0"}), {member}))
+    assert found == Departure("the node agent of n0 reports: GPU 3 is lost", may_stay=True)
+
+
+def test_a_member_without_ranks_on_a_node_with_a_verdict_is_a_worse_choice_and_is_not_evicted() -> None:
+    idle = pod(is_standby=True)
+    found = AnnouncedDepartures()
+    departing = found.observe([idle], bad_node(), 100.0)
+    assert only(departing).may_stay
+    assert found.take_due_evictions([idle], departing, 100.0) == []
