@@ -34,7 +34,8 @@ from supervisor.cluster.pods import PodMember
 from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
-from supervisor.kubernetes.lease import Leadership, LeaseLock
+from supervisor.kubernetes.leadership import Leadership
+from supervisor.kubernetes.lease import LeaseLock
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, NEVER, ServedObjects
