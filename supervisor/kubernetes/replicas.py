@@ -72,6 +72,7 @@ class Replicas:
         self._certificate = certificate
         self._addresses = addresses
         self._pod_is_gone = pod_is_gone
+        self._noted: dict[str, str] = {}  # by address: the last error that was logged; "" is the Service
 
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
@@ -104,8 +105,9 @@ class Replicas:
         try:
             found = await asyncio.wait_for(self._addresses(self._service), ASK_S)
         except (OSError, asyncio.TimeoutError) as error:
-            log.info("replicas not found", extra={"error": str(error)})
+            self._note("", str(error))
             return {}
+        self._note("", "")
         others = [each for each in dict.fromkeys(found) if each != self._own][:MAX_REPLICAS]
         answers = await asyncio.gather(*map(self._ask, others), return_exceptions=True)
         return {other: its for other, its in zip(others, answers, strict=True) if isinstance(its, _Answer)}
@@ -172,8 +174,18 @@ class Replicas:
             TypeError,
             AttributeError,
         ) as error:
-            log.info("replica not asked", extra={"address": address, "error": str(error)})
+            self._note(address, str(error) or "no answer in time")
             if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
                 raise ConnectionRefusedError(str(error)) from None
             raise OSError(f"no answer from {address}: {error}") from None
+        self._note(address, "")
         return _Answer(epoch if type(epoch) is int else 0, holder if isinstance(holder, str) else "")
+
+    def _note(self, address: str, error: str) -> None:
+        """Log an error once, because a replica that waits for the lease asks again and again."""
+        if error and self._noted.get(address) != error:
+            what = "replica not asked" if address else "replicas not found"
+            log.info(what, extra={"address": address or self._service, "error": error})
+        self._noted[address] = error
+        if len(self._noted) > 2 * MAX_REPLICAS:
+            self._noted.clear()
