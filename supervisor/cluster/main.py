@@ -66,6 +66,7 @@ MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were c
 MAX_IDLE = 1024
 BACKLOG = 128  # if more connections wait, the kernel drops them, and members wait for a second or longer
 REVIEWS_PER_ADDRESS = 16  # concurrent reviews; pods in a node's network share the node's address
+AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -110,7 +111,7 @@ class ClusterSupervisor:
             self._jobs = self._term = None
 
     async def _supervise_all(self, term: Leadership) -> None:
-        authorities = await self._authorities.load()
+        authorities = await self._load_authorities()
         changed = asyncio.Event()
 
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
@@ -176,6 +177,15 @@ class ClusterSupervisor:
             jobs.run(),
             quarantine.run(),
         )
+
+    async def _load_authorities(self) -> tuple[certificates.Authority, ...]:
+        """Return the authorities once the API server responds: a leader that ends would help nobody."""
+        while True:
+            try:
+                return await self._authorities.load()
+            except (ApiError, OSError) as error:
+                log.warning("authority not read", extra={"error": str(error)})
+                await asyncio.sleep(AGAIN_S)
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
         """Evict a pod in the background. If this fails, the job requests it again.
