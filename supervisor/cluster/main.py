@@ -46,9 +46,10 @@ from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, conn
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
-from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
-from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
-from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
+from supervisor.kubernetes.leadership import Leadership, lead, sent_within
+from supervisor.kubernetes.lease import LeaseLock, LeaseLost, pod_of
+from supervisor.kubernetes.own_pod import OwnPod, certificate_for, is_gone, service_names
+from supervisor.kubernetes.replicas import EPOCH, HOLDER, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import QuarantineController
 from supervisor.nodes.node_mirror import NodeMirror
@@ -67,6 +68,7 @@ MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were c
 MAX_IDLE = 1024
 BACKLOG = 128  # if more connections wait, the kernel drops them, and members wait for a second or longer
 REVIEWS_PER_ADDRESS = 16  # concurrent reviews; pods in a node's network share the node's address
+AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -95,11 +97,23 @@ class ClusterSupervisor:
         me = self._me
         lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
         while True:
-            await lead(lock, self._supervise, replicas.rival)
+            await lead(lock, self._supervise, replicas.rival, replicas.end_of)
+
+    async def pod_is_gone(self, holder: str) -> bool:
+        """Return True if the pod of this holder of the lease is known to have ended."""
+        name, uid = pod_of(holder)
+        return bool(uid) and await is_gone(self._server, self._me.namespace, name, uid)
 
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
-        authorities = await self._authorities.load()
+        self._term = term  # a former leader that cannot reach the API server asks for it
+        try:
+            await self._supervise_all(term)
+        finally:
+            self._jobs = self._term = None
+
+    async def _supervise_all(self, term: Leadership) -> None:
+        authorities = await self._load_authorities()
         changed = asyncio.Event()
 
         racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
@@ -130,6 +144,7 @@ class ClusterSupervisor:
             self.limits,
             rack_of,
             lambda node, fault: quarantine.note_run_fault(node, fault),
+            lambda: term.may_order,
         )
         keeping = KeptPods()
 
@@ -158,19 +173,25 @@ class ClusterSupervisor:
             self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
-        self._jobs, self._term = jobs, term
-        try:
-            await event_loop.until_one_ends(
-                pods.run(),
-                supervisions.run(),
-                nodes.run(),
-                jobs.find_unsupervised(),
-                probes.run(),
-                jobs.run(),
-                quarantine.run(),
-            )
-        finally:
-            self._jobs = self._term = None
+        self._jobs = jobs
+        await event_loop.until_one_ends(
+            pods.run(),
+            supervisions.run(),
+            nodes.run(),
+            jobs.find_unsupervised(),
+            probes.run(),
+            jobs.run(),
+            quarantine.run(),
+        )
+
+    async def _load_authorities(self) -> tuple[certificates.Authority, ...]:
+        """Return the authorities once the API server responds: a leader that ends would help nobody."""
+        while True:
+            try:
+                return await self._authorities.load()
+            except (ApiError, OSError) as error:
+                log.warning("authority not read", extra={"error": str(error)})
+                await asyncio.sleep(AGAIN_S)
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
         """Evict a pod in the background. If this fails, the job requests it again.
@@ -198,10 +219,10 @@ class ClusterSupervisor:
         }
         try:
             request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
-            await asyncio.wait_for(request, term.left_s)
+            await sent_within(lambda: term.left_s, request)
         except NotFound:
             return
-        except (EvictionBlocked, ApiError, OSError, asyncio.TimeoutError) as error:
+        except (EvictionBlocked, ApiError, OSError) as error:
             log.warning("pod not evicted", extra={"pod": pod.name, "error": str(error)})
 
     # -- serving
@@ -249,8 +270,9 @@ class ClusterSupervisor:
                 del self._reviewing[address]
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
-        return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
+        """Respond to another replica with the current term; its epoch is 0 if this process does not lead."""
+        term = self._term
+        return web.json_response({EPOCH: term.epoch if term else 0, HOLDER: term.holder if term else ""})
 
     def measure(self) -> None:
         """Set the metrics about the Lease and the jobs."""
@@ -276,7 +298,13 @@ async def serve(measured: event_loop.Lag) -> None:
         names = service_names(pod_layout.SUPERVISOR_SERVICE, me.namespace)
         certificate = await certificate_for(server, me, names)
         supervisor = ClusterSupervisor(server, me, measured)
-        replicas = Replicas(names[0], pod_layout.SUPERVISOR_PORT, me.address, certificate)
+        replicas = Replicas(
+            names[0],
+            pod_layout.SUPERVISOR_PORT,
+            me.address,
+            certificate,
+            pod_is_gone=supervisor.pod_is_gone,
+        )
         door = Door(MAX_IDLE)
         members = await _member_app(supervisor, door)
         runners = [members, await _listen_for_probes(supervisor)]

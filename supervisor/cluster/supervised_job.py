@@ -57,6 +57,7 @@ from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
@@ -101,6 +102,7 @@ class ClusterContext:
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
     # takes note of a fault that the hardware of a node explains; called again, it changes nothing
     note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
+    may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
 
 
 class SupervisedJob:
@@ -120,6 +122,7 @@ class SupervisedJob:
             context.limits,
             ReportOwner(group.key.namespace, _name(group.key)),
             self._report_refusal,
+            context.may_order,
         )
         self.backend = PodBackend(
             self._evict,
@@ -409,6 +412,10 @@ class SupervisedJob:
         self._context.events.record(owner, NOT_SUPERVISED, why, "Warning")
 
     async def _take_over(self) -> Takeover:
+        """Take over the job during the term, and never after it, because this would depose a successor."""
+        return await sent_within(self._context.term_left_s, self._take_over_now())
+
+    async def _take_over_now(self) -> Takeover:
         group = self.group
         self._resource = await ensure_resource(self._context.server, group.key, group.size, group.settings)
         return await self._resource.take_over(self._context.epoch)
@@ -463,6 +470,7 @@ class SupervisedJob:
             self._resource,
             found,
             lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
+            self._context.may_order,
         )
         self._records = records
         self._hardware = HardwareHistory(() if fresh else found.recent)

@@ -19,6 +19,7 @@ from supervisor.admission import pod_layout
 from supervisor.kubernetes.client import CONFIG_MAPS, NODES, PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError, Conflict, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder, ObjectReference, api_time
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.lease import LEASES
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
@@ -330,7 +331,7 @@ class QuarantineController:
         no longer contains it.
         """
         try:
-            answer = await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+            answer = await asyncio.wait_for(sent_within(self._left_s, request), WRITE_S)
         except NotFound:
             self._pause(name, NOT_FOUND_PAUSE_S)
             self._known.pop(name, None)
@@ -404,7 +405,7 @@ class QuarantineController:
         )
         failures = self._paused.get(pod.uid, (0, 0.0))[0] + 1
         try:
-            await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+            await asyncio.wait_for(sent_within(self._left_s, request), WRITE_S)
         except NotFound:
             self._paused.pop(pod.uid, None)
             return

@@ -19,6 +19,7 @@ from supervisor.cluster.standbys.plan import StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.kubernetes.client import PODS, ApiServer
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
 log = logging.getLogger(__name__)
@@ -73,13 +74,12 @@ class StandbyKeeper:
 
     async def _round(self, needs: StandbyNeeds, now_s: float) -> None:
         found = self._plan(needs, now_s)
-        left_s = self._term_left_s()
-        if not (found.create or found.delete) or left_s <= 0:
+        if not (found.create or found.delete) or self._term_left_s() <= 0:
             return
         try:
-            await asyncio.wait_for(self._carry_out(found, needs, now_s), left_s)
-        except (ApiError, OSError, asyncio.TimeoutError) as error:
-            self._failed(f"{error}" or "the request took longer than this supervisor certainly leads", now_s)
+            await sent_within(self._term_left_s, self._carry_out(found, needs, now_s))
+        except (ApiError, OSError) as error:
+            self._failed(str(error), now_s)
 
     def _plan(self, needs: StandbyNeeds, now_s: float) -> StandbyPlan:
         memory = needs.memory

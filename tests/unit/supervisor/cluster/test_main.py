@@ -35,7 +35,8 @@ from supervisor.cluster.pods import PodMember
 from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
-from supervisor.kubernetes.lease import Leadership, LeaseLock
+from supervisor.kubernetes.leadership import Leadership
+from supervisor.kubernetes.lease import LeaseLock, boot_s
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
 from supervisor.observability import cluster_metrics
@@ -207,6 +208,24 @@ async def test_what_a_job_has_seen_of_a_node_is_stored_there(monkeypatch: pytest
         await served.until(lambda: served.record("n1").get("runs"))
         assert [each["why"] for each in served.record("n1")["runs"]] == [fault.why]
         await event_loop.end([leading])
+
+
+async def test_a_leader_names_itself_before_it_has_read_anything() -> None:
+    """A former leader that is cut off from the API server, and the next one in line, ask for it."""
+    async with place() as there:
+        async with there.client.get(PATH) as answer:
+            assert await answer.json() == {"epoch": 0, "holder": ""}
+        there.served.broken["secrets"] = 503
+        leading = await there.lead()
+        await there.served.until(lambda: there.served.refused)
+        async with there.client.get(PATH) as answer:
+            assert await answer.json() == {"epoch": 7, "holder": there.lock.holder}
+        assert await there.connect() == 503, "it serves no members yet"
+        del there.served.broken["secrets"]
+        while there.supervisor._jobs is None:  # noqa: ASYNC110  it has requests to make
+            await asyncio.sleep(0.001)
+        await event_loop.end([leading])
+        assert await there.epoch() == 0
 
 
 async def test_a_pod_is_evicted_only_if_its_uid_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,7 +554,7 @@ async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place(request_s=3600.0) as there:
         there.served.faults = [NEVER]
-        expires_s = asyncio.get_running_loop().time() + 0.2
+        expires_s = boot_s() + 0.2
         there.supervisor._term = Leadership(there.lock, 7, expires_s)
         there.supervisor._evict("team", lost)
         await asyncio.wait_for(asyncio.wait(there.supervisor._deleting), LIMIT_S)
