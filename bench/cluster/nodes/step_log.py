@@ -11,12 +11,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bench.cluster.nodes.training_record import PrintedDigest, PrintedStep, parse
 
 LOOK_S = 1.0  # between two looks for new containers
 LIVE_S = 3.0  # a follower that runs for so long has connected: an unsuccessful one ends at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    process: subprocess.Popen[str]
+    thread: threading.Thread  # reads what the process prints
+    since_s: float
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the last line of the process has been recorded."""
+        return self.thread.is_alive()
 
 
 class StepLog:
@@ -29,7 +42,7 @@ class StepLog:
         self._steps: list[PrintedStep] = []
         self._digests: list[PrintedDigest] = []
         self._read: Counter[str] = Counter()  # the lines that were read, by the container's id
-        self._followers: dict[str, tuple[subprocess.Popen[str], float]] = {}  # by the container's id
+        self._followers: dict[str, _Follower] = {}  # by the container's id
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"step log of {namespace}", daemon=True)
         self._watcher.start()
@@ -46,18 +59,17 @@ class StepLog:
 
     def follows(self, container_id: str) -> bool:
         """Return True if the next line of a container will be received without delay."""
-        now_s = time.monotonic()
         with self._lock:
-            process, since_s = self._followers.get(container_id, (None, now_s))
-        return process is not None and process.poll() is None and now_s - since_s > LIVE_S
+            found = self._followers.get(container_id)
+        return found is not None and found.is_alive and time.monotonic() - found.since_s > LIVE_S
 
     def close(self) -> None:
         """End all followers."""
         self._closing.set()
         self._watcher.join()
-        for process, _ in self._followers.values():
-            process.kill()
-            process.wait()
+        for each in self._followers.values():
+            each.process.kill()
+            each.thread.join()
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_S):
@@ -72,28 +84,31 @@ class StepLog:
 
     def _is_followed(self, container_id: str) -> bool:
         known = self._followers.get(container_id)
-        return known is not None and known[0].poll() is None
+        return known is not None and known.is_alive
 
     def _follow(self, pod: str, container_id: str) -> None:
         words = ("kubectl", "logs", "--follow", "-n", self._namespace, pod, "-c", self._container)
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        thread = threading.Thread(target=self._receive, args=(process, container_id), daemon=True)
+        thread.start()
         with self._lock:
-            self._followers[container_id] = (process, time.monotonic())
-        threading.Thread(target=self._receive, args=(process, container_id), daemon=True).start()
+            self._followers[container_id] = _Follower(process, thread, time.monotonic())
 
     def _receive(self, process: subprocess.Popen[str], container_id: str) -> None:
         assert process.stdout is not None
         known = self._read[container_id]
-        for number, line in enumerate(process.stdout, start=1):
-            if number <= known:
-                continue
-            found = parse(line, time.monotonic())
-            with self._lock:
-                self._read[container_id] = number
-                if isinstance(found, PrintedStep):
-                    self._steps.append(found)
-                elif found is not None:
-                    self._digests.append(found)
+        with process:
+            for number, line in enumerate(process.stdout, start=1):
+                if number > known:
+                    self._record(parse(line, time.monotonic()))
+                    self._read[container_id] = number
+
+    def _record(self, found: PrintedStep | PrintedDigest | None) -> None:
+        with self._lock:
+            if isinstance(found, PrintedStep):
+                self._steps.append(found)
+            elif found is not None:
+                self._digests.append(found)
 
 
 def running_container(pod: Mapping[str, Any], name: str) -> str:
