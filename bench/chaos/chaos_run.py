@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.chaos.chaos_schedule import PlannedFault
-from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault
+from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault, FaultSign
 from bench.chaos.injection import FaultInjector, WouldNotSurvive
-from bench.chaos.job_condition import JobCondition, why_not_back
+from bench.chaos.job_condition import JobCondition, missing_sign, why_not_back
 from bench.chaos.job_objects import PACE_S, SECRET, objects
 from bench.chaos.job_table import CHAOS_JOBS, UNDISTURBED, ChaosJob
 from bench.chaos.repairs import DueRepairs
@@ -122,9 +122,9 @@ class ChaosRun:
 
     def _inject(self, found: StruckFault) -> None:
         planned = found.planned
-        since, restarts = self._conditions(), self._restarts()
+        since, restarts = self._looked(), self._restarts()
         began_s = time.monotonic()
-        signs: dict[str, set[str]] = {}
+        signs: dict[FaultSign, set[str]] = {}
         try:
             struck = self._injector.strike(planned.kind, planned.job, planned.rank)
             found.node = struck.node
@@ -154,26 +154,25 @@ class ChaosRun:
 
     def _until_noticed(
         self,
-        signs: Mapping[str, set[str]],
+        signs: Mapping[FaultSign, set[str]],
         since: Mapping[str, JobCondition],
         restarts: Mapping[str, int],
         limit_s: float,
     ) -> None:
-        """Wait for the sign of the fault in all jobs that it has struck. Raises `NotBack`."""
+        """Wait for the sign of the fault in all jobs that it has struck. Raises `NotBack`.
+
+        Reads nothing if no sign is expected, because the API server may be stopped.
+        """
+        expected = [(sign, name) for sign, names in signs.items() for name in names if sign]
 
         def unnoticed() -> list[str]:
-            now, found = self._looked(), []
-            for sign, names in signs.items():
-                for name in names:
-                    if now[name].exit_code == 0:
-                        continue
-                    if sign == "incident" and now[name].incidents <= since[name].incidents:
-                        found.append(f"{name} has no incident")
-                    if sign == "epoch" and now[name].epoch <= since[name].epoch:
-                        found.append(f"{name} has no other supervisor")
-                    if sign == "restart" and self._restarts()[name] <= restarts[name]:
-                        found.append(f"no container of {name} was restarted")
-            return found
+            now = self._looked() if expected else {}
+            again = self._restarts() if "restart" in signs else restarts
+            found = (
+                missing_sign(sign, now[name], since[name], again[name] - restarts[name])
+                for sign, name in expected
+            )
+            return [f"{name}: {why}" for (_, name), why in zip(expected, found, strict=True) if why]
 
         self._until(lambda: not unnoticed(), limit_s)
         if left := unnoticed():
