@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.chaos.chaos_schedule import PlannedFault
-from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault
+from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault, FaultSign
 from bench.chaos.injection import FaultInjector, WouldNotSurvive
-from bench.chaos.job_condition import JobCondition, why_not_back
+from bench.chaos.job_condition import JobCondition, missing_sign, why_not_back
 from bench.chaos.job_objects import PACE_S, SECRET, objects
 from bench.chaos.job_table import CHAOS_JOBS, UNDISTURBED, ChaosJob
 from bench.chaos.repairs import DueRepairs
@@ -121,10 +121,27 @@ class ChaosRun:
     # -- one fault
 
     def _inject(self, found: StruckFault) -> None:
-        planned = found.planned
-        since, restarts = self._conditions(), self._restarts()
+        """Inject a fault, end it, and wait until all jobs are calm again; store the outcome in `found`."""
+        since, restarts = self._looked(), self._restarts()
         began_s = time.monotonic()
-        signs: dict[str, set[str]] = {}
+        signs = self._strike(found)
+        if found.outcome == "withheld":
+            return
+        try:
+            self._outlast(found, signs, since, restarts)
+            self._until_back(self._looked(), found.planned.fault.calm_s, whole=True)
+        except NotBack as error:
+            found.outcome, found.detail = "stuck", str(error)
+        found.calm_after_s = round(time.monotonic() - began_s, 2)
+        found.outcome = found.outcome or "recovered"
+        taken = {name: each.take_incidents() for name, each in self._jobs.items()}
+        found.incidents = {name: those for name, those in taken.items() if those}
+        self._note_taints()
+
+    def _strike(self, found: StruckFault) -> dict[FaultSign, set[str]]:
+        """Cause the fault, and return the jobs in which each sign of it is expected."""
+        planned = found.planned
+        signs: dict[FaultSign, set[str]] = {}
         try:
             struck = self._injector.strike(planned.kind, planned.job, planned.rank)
             found.node = struck.node
@@ -135,45 +152,57 @@ class ChaosRun:
                 signs.setdefault(CHAOS_FAULTS[planned.second].sign, set()).update(struck.jobs)
         except WouldNotSurvive as error:
             found.outcome, found.detail = "withheld", str(error)
-            return
         except (BadInput, AssertionError, subprocess.SubprocessError) as error:
             found.outcome, found.detail = "refused", str(error).partition("\n")[0]
-        try:
-            self._until_noticed(signs, since, restarts, planned.fault.calm_s)
-            since = self._conditions()
-            self._outlast(found, since)
-            self._injector.end(planned)
-            self._until_back(since, planned.fault.calm_s, whole=True)
-        except NotBack as error:
-            found.outcome, found.detail = "stuck", str(error)
-        found.calm_after_s = round(time.monotonic() - began_s, 2)
-        found.outcome = found.outcome or "recovered"
-        taken = {name: each.take_incidents() for name, each in self._jobs.items()}
-        found.incidents = {name: those for name, those in taken.items() if those}
-        self._note_taints()
+        return signs
+
+    def _outlast(
+        self,
+        found: StruckFault,
+        signs: Mapping[FaultSign, set[str]],
+        since: Mapping[str, JobCondition],
+        restarts: Mapping[str, int],
+    ) -> None:
+        """Wait until the fault was noticed and has lasted long enough, and end it.
+
+        Jobs that can train meanwhile must do so before it is ended. If the only supervisor is lost with its
+        node, nobody notices anything before the node is back. Raises `NotBack`.
+        """
+        planned, fault = found.planned, found.planned.fault
+        is_blind = bool(found.node) and self._injector.hosts_all_supervisors(found.node)
+        if not is_blind:
+            self._until_noticed(signs, since, restarts, fault.calm_s)
+            if fault.trains_meanwhile:
+                able = {
+                    name: at for name, at in self._conditions().items() if self._trains_without(fault, name)
+                }
+                self._until_back(able, fault.calm_s, whole=False)
+        time.sleep(planned.lasts_s)
+        self._injector.end(planned)
+        if is_blind:
+            self._until_noticed(signs, since, restarts, fault.calm_s)
 
     def _until_noticed(
         self,
-        signs: Mapping[str, set[str]],
+        signs: Mapping[FaultSign, set[str]],
         since: Mapping[str, JobCondition],
         restarts: Mapping[str, int],
         limit_s: float,
     ) -> None:
-        """Wait for the sign of the fault in all jobs that it has struck. Raises `NotBack`."""
+        """Wait for the sign of the fault in all jobs that it has struck. Raises `NotBack`.
+
+        Reads nothing if no sign is expected, because the API server may be stopped.
+        """
+        expected = [(sign, name) for sign, names in signs.items() for name in names if sign]
 
         def unnoticed() -> list[str]:
-            now, found = self._looked(), []
-            for sign, names in signs.items():
-                for name in names:
-                    if now[name].exit_code == 0:
-                        continue
-                    if sign == "incident" and now[name].incidents <= since[name].incidents:
-                        found.append(f"{name} has no incident")
-                    if sign == "epoch" and now[name].epoch <= since[name].epoch:
-                        found.append(f"{name} has no other supervisor")
-                    if sign == "restart" and self._restarts()[name] <= restarts[name]:
-                        found.append(f"no container of {name} was restarted")
-            return found
+            now = self._looked() if expected else {}
+            again = self._restarts() if "restart" in signs else restarts
+            found = (
+                missing_sign(sign, now[name], since[name], again[name] - restarts[name])
+                for sign, name in expected
+            )
+            return [f"{name}: {why}" for (_, name), why in zip(expected, found, strict=True) if why]
 
         self._until(lambda: not unnoticed(), limit_s)
         if left := unnoticed():
@@ -189,14 +218,6 @@ class ChaosRun:
 
     def _restarts(self) -> dict[str, int]:
         return {name: answered(each.restarts) or 0 for name, each in self._jobs.items()}
-
-    def _outlast(self, found: StruckFault, since: Mapping[str, JobCondition]) -> None:
-        """Wait until the fault is to be ended. Raises `NotBack` if a job that can train does not."""
-        fault = found.planned.fault
-        if fault.trains_meanwhile and not self._injector.hosts_all_supervisors(found.node):
-            able = {name: each for name, each in since.items() if self._trains_without(fault, name)}
-            self._until_back(able, fault.calm_s, whole=False)
-        time.sleep(found.planned.lasts_s)
 
     def _trains_without(self, fault: ChaosFault, name: str) -> bool:
         """Return True if a job can train while a node is lost: on a standby, or on a new pod after a drain.

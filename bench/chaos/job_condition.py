@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.chaos.fault_table import FaultSign
 from bench.chaos.job_table import ChaosJob
 from supervisor.cluster.supervision.contents import mapping
 from supervisor.observability import short_status
@@ -85,6 +86,20 @@ def why_not_back(job: ChaosJob, now: JobCondition, since: JobCondition, *, whole
     if whole and not now.is_whole:
         return f"fewer than {job.standby} standbys are warm"
     return ""
+
+
+def missing_sign(sign: FaultSign, now: JobCondition, since: JobCondition, restarts: int) -> str:
+    """Return which sign of a fault is still missing in a job that it has struck; "" if it is there.
+
+    `restarts` is the number of its containers that have been restarted since the fault.
+    """
+    if now.exit_code == 0:
+        return ""
+    if sign == "incident" and now.incidents <= since.incidents:
+        return "no incident"
+    if sign == "epoch" and now.epoch <= since.epoch:
+        return "no other supervisor"
+    return "no restarted container" if sign == "restart" and restarts <= 0 else ""
 
 
 def recent(status: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from bench.chaos.fault_table import FaultSign
 from bench.chaos.job_condition import (
     STEPS,
     condition_of,
+    missing_sign,
     new_incidents,
     survives_without,
     why_not_back,
@@ -78,6 +80,27 @@ def test_a_run_that_has_ended_well_is_back_whatever_its_step() -> None:
 
 def test_a_job_without_a_status_is_not_calm() -> None:
     assert condition_of(JOB, {}).unrest == "its phase is unknown: "
+
+
+@pytest.mark.parametrize(
+    ("sign", "change", "restarts", "told"),
+    [
+        ("incident", {}, 1, "no incident"),
+        ("incident", {"incidents": 2}, 0, ""),
+        ("epoch", {"incidents": 2}, 1, "no other supervisor"),
+        ("epoch", {"epoch": 4}, 0, ""),
+        ("restart", {"epoch": 4, "incidents": 2}, 0, "no restarted container"),
+        ("restart", {}, 1, ""),
+        ("", {}, 0, ""),
+        ("incident", {"phase": "ended", "exitCode": 0}, 0, ""),
+        ("incident", {"phase": "ended", "exitCode": 1}, 0, "no incident"),
+    ],
+)
+def test_each_fault_has_its_own_sign(
+    sign: FaultSign, change: dict[str, Any], restarts: int, told: str
+) -> None:
+    now, since = condition_of(JOB, status(**change)), condition_of(JOB, status())
+    assert missing_sign(sign, now, since, restarts) == told
 
 
 def test_incidents_are_reported_once() -> None:
