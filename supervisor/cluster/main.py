@@ -35,6 +35,7 @@ from supervisor.cluster.departures.node_notices import kept_node
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
+from supervisor.cluster.standbys.cluster_room import ClusterRoom
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS
@@ -111,6 +112,7 @@ class ClusterSupervisor:
             node = nodes.objects.get(ObjectName("", name))
             return node_racks.rack_of(node["metadata"].get("labels") or {}, racks) if node is not None else ""
 
+        room = ClusterRoom(self._server)
         context = ClusterContext(
             self._server,
             self.events,
@@ -124,6 +126,7 @@ class ClusterSupervisor:
             lambda: term.left_s,
             self.limits,
             rack_of,
+            room,
         )
         keeping = KeptPods()
 
@@ -148,6 +151,7 @@ class ClusterSupervisor:
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make, nodes.objects)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
+        room.idle = jobs.idle_standbys
         quarantine = QuarantineController(
             self._server, self.events, self._me.namespace, jobs, lambda: term.left_s
         )
@@ -161,6 +165,7 @@ class ClusterSupervisor:
                 jobs.find_unsupervised(),
                 probes.run(),
                 jobs.run(),
+                room.run(),
                 quarantine.run(),
             )
         finally:

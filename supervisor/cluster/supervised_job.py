@@ -33,6 +33,7 @@ from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
+from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
 from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.cluster.supervision.contents import RunSize
@@ -95,6 +96,7 @@ class ClusterContext:
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
+    room: ClusterRoom | None = None  # for standbys; without it, none is created
 
 
 class SupervisedJob:
@@ -146,6 +148,7 @@ class SupervisedJob:
             self._standby_needs,
             context.term_left_s,
             lambda reason, message, bad: self._event(reason, message, bad=bad),
+            context.room or ClusterRoom(context.server),
         )
         self._departures = AnnouncedDepartures()
         self._nodes: Mapping[ObjectName, KubernetesObject] = {}
@@ -219,6 +222,10 @@ class SupervisedJob:
     def members_on(self, node: str) -> int:
         """Return how many pods of this job that have not ended are on a node."""
         return sum(pod.node == node and not pod.has_ended for pod in self._pods)
+
+    def idle_standbys(self) -> list[IdleStandby]:
+        """Return the standbys that may yield to another pod of the cluster now."""
+        return self._standbys.idle()
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced an earlier one.
@@ -435,6 +442,7 @@ class SupervisedJob:
             lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
         )
         self._records = records
+        self._standbys.restore(found.standbys)
         publisher = StatusPublisher(
             StatusMemory(_name(self.key), status_fields.MAX_RECENT, found.view, found.recent),
             self._context.lag,
@@ -457,7 +465,7 @@ class SupervisedJob:
             lambda: CALM_S if self._is_calm() else BUSY_S,
             self._context.rack_of,
         )
-        summary = self._summary = JobSummary(job, records, self._context.jobs)
+        summary = self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
             self._end_members(job)
             return True
