@@ -116,12 +116,12 @@ class ClusterRoom:
         uids = {each.needs.uid for each in lacking}
         self._lacks_s = {uid: self._lacks_s.get(uid, now_s) for uid in uids}
         self._again_s = {uid: at_s for uid, at_s in self._again_s.items() if uid in uids}
-        due = [
+        due = waiting_pods.by_importance(
             each
             for each in lacking
             if now_s >= self._lacks_s[each.needs.uid] + PATIENCE_S
             and now_s >= self._again_s.get(each.needs.uid, now_s)
-        ][:MAX_WAITING]
+        )[:MAX_WAITING]
         if not due:
             return
         idle = {each.uid: each for each in self.idle() if each.uid not in self._going_s}
@@ -197,7 +197,7 @@ class ClusterRoom:
         rooms = [each for each in await self._surveyed(now_s) if each.name not in avoid]
         fitting = [each for each in rooms if fits(standby, each)]
         random.shuffle(fitting)
-        fitting.sort(key=lambda each: _may_preempt(standby, each))
+        fitting.sort(key=lambda each: (_may_preempt(standby, each), _is_avoided(standby, each)))
         found: list[NodeRoom] = []
         for each in fitting[: 2 * CANDIDATES]:
             room = await self._read(each.name, now_s)
@@ -285,6 +285,12 @@ def _has_ended(pod: KubernetesObject) -> bool:
 
 def _may_preempt(standby: PodNeeds, room: NodeRoom) -> bool:
     return standby.preempts and any(each.priority < standby.priority for each in room.pods)
+
+
+def _is_avoided(standby: PodNeeds, room: NodeRoom) -> bool:
+    """Return True if the node has a taint that asks the pod to go elsewhere, such as the quarantine's."""
+    asks = (each for each in room.taints if each.get("effect") == "PreferNoSchedule")
+    return any(not any(known.tolerates(each) for known in standby.tolerations) for each in asks)
 
 
 def _claimed(room: NodeRoom, claims: Iterable[PodNeeds]) -> NodeRoom:

@@ -51,11 +51,6 @@ def amounts(found: Mapping[str, Any] | None) -> dict[str, int]:
     return {name: _amount(name == CPU, str(text)) for name, text in (found or {}).items()}
 
 
-def in_words(name: str, amount: int) -> str:
-    """Return an amount of a resource for users, such as `1.5 cpu`."""
-    return f"{amount / 1000:g} {name}" if name == CPU else f"{amount} {name}"
-
-
 def _of_container(container: Mapping[str, Any], given: Mapping[Any, Mapping[str, Any]]) -> dict[str, int]:
     state = given.get(container.get("name")) or {}
     actual = ((state.get("resources") or {}).get("requests"), state.get("allocatedResources"))
@@ -78,4 +73,7 @@ def _largest(one: Requests, other: Requests) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def _amount(is_cpu: bool, text: str) -> int:
-    return math.ceil(quantity(text) * (1000 if is_cpu else 1))
+    try:
+        return math.ceil(quantity(text) * (1000 if is_cpu else 1))
+    except ValueError:  # the API server accepts no such quantity; nobody's pod may stop the supervisor
+        return 0

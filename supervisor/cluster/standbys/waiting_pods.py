@@ -47,8 +47,11 @@ def kept(pod: KubernetesObject) -> KubernetesObject:
 
 
 def found_in(mirrored: Iterable[KubernetesObject]) -> list[WaitingPod]:
-    """Return the pods in a mirror, the most important first."""
-    pods: list[WaitingPod] = [each[_WAITING] for each in mirrored]
+    return [each[_WAITING] for each in mirrored]
+
+
+def by_importance(pods: Iterable[WaitingPod]) -> list[WaitingPod]:
+    """Return the pods in the order in which the scheduler considers them, as far as it depends on them."""
     return sorted(pods, key=lambda each: (-each.needs.priority, each.needs.place))
 
 

@@ -1057,3 +1057,19 @@ async def test_an_idle_pod_that_must_leave_its_node_is_evicted_at_once(tmp_path:
         there.job.note_departures()
         assert there.deleted == ["team/w-2"]
         assert (first.generation, second.generation) == (1, 1)
+
+
+async def test_the_status_shows_standby_pods_and_only_those_without_ranks_may_yield(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.policy = replace(POLICY, standby=1)
+        await settled_with_standby(there)
+        uid = next(uid for uid, pod in there.pods.items() if pod.name == "w-2")
+        there.pods[uid] = replace(there.pods[uid], is_standby=True)
+        there.look()
+        await there.until(phase="running")
+        await there.served.until(lambda: there.status.get("standbys", {}).get("summary") == "1/1")
+        shown = there.status["standbys"]
+        assert shown["pods"] == [{"name": "w-2", "node": "n2", "state": "idle"}]
+        assert (shown["wanted"], shown["ready"], shown["problem"]) == (1, 1, "")
+        [idle] = there.job.idle_standbys()
+        assert (idle.uid, idle.node, idle.own) == (uid, "n2", there.pods.keys())

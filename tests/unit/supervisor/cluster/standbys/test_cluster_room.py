@@ -13,7 +13,7 @@ from supervisor.cluster.standbys.cluster_room import AGAIN_S, IN_VAIN_S, SURVEY_
 from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
 from supervisor.cluster.standbys.waiting_pods import HOLD_S, PATIENCE_S
 from tests.unit.supervisor.cluster.api_server import ServedObjects
-from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, pod, watched_room
+from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, node, pod, watched_room
 
 LACKS = "0/3 nodes are available: 3 Insufficient cpu."
 RESERVED_S = cluster_room.RESERVED_S
@@ -152,6 +152,18 @@ async def test_nodes_on_which_nothing_could_be_preempted_come_first() -> None:
         assert await there.nodes("2") == ("n1",)
         assert await there.nodes("2", preemptionPolicy="Never") == ("n1", "n2")
         assert await there.nodes("2", "n1") == ("n2",)
+
+
+async def test_a_node_with_a_taint_that_asks_pods_to_go_elsewhere_comes_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_room, "CANDIDATES", 1)
+    async with cluster() as there:
+        taint = {"key": "holdfast.dev/unhealthy", "effect": "PreferNoSchedule"}
+        for name in ("n1", "n3"):
+            there.served.put("nodes", node(name, taints=[taint]))
+        assert await there.nodes("2") == ("n2",)
+        assert await there.nodes("2", "n2") in (("n1",), ("n3",))
 
 
 async def test_no_standby_takes_the_room_that_another_pod_waits_for() -> None:

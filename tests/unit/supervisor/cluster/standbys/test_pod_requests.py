@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cluster.standbys.pod_requests import in_words, requests_of
+from supervisor.cluster.standbys.pod_requests import requests_of
 
 
 def container(name: str = "c", restart: str = "", **requests: str) -> dict[str, Any]:
@@ -65,5 +65,9 @@ def test_a_container_that_is_being_shrunk_still_counts_with_what_it_has() -> Non
     assert requests_of(pod) == {"cpu": 2000, "pods": 1}
 
 
-def test_amounts_are_shown_in_the_units_of_users() -> None:
-    assert (in_words("cpu", 1500), in_words("nvidia.com/gpu", 2)) == ("1.5 cpu", "2 nvidia.com/gpu")
+def test_a_quantity_of_an_unknown_form_counts_as_nothing() -> None:
+    assert requests_of({"spec": {"containers": [container(cpu="many", memory="1")]}}) == {
+        "cpu": 0,
+        "memory": 1,
+        "pods": 1,
+    }

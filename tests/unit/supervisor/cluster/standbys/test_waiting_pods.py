@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.admission.pod_layout import STANDBY_OF
-from supervisor.cluster.standbys.waiting_pods import found_in, kept
+from supervisor.cluster.standbys.waiting_pods import by_importance, found_in, kept
 from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, pod
 
 LACKS = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a: }."
@@ -39,5 +39,6 @@ def test_a_pod_that_is_being_deleted_does_not_count() -> None:
 
 
 def test_pods_of_a_high_priority_come_first() -> None:
-    found = found_in([kept(pod("a")), kept(pod("b", priority=5)), kept(pod("c", priority=-5))])
+    pods = [kept(pod("a")), kept(pod("b", priority=5)), kept(pod("c", priority=-5))]
+    found = by_importance(found_in(pods))
     assert [each.needs.name for each in found] == ["b", "a", "c"]
