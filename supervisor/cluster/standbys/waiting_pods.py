@@ -20,6 +20,9 @@ PATIENCE_S = 1.0
 # How long a pod that waits keeps standbys off the nodes on which it fits. If it is not scheduled there by
 # then, something keeps it away that `node_fit` does not consider.
 HOLD_S = 60.0
+# What the scheduler says about a lack of resources, and about the limit to the number of a node's pods:
+# https://github.com/kubernetes/kubernetes/blob/master/pkg/scheduler/framework/plugins/noderesources/fit.go
+_LACKS = ("Insufficient ", "Too many pods")
 _WAITING = "waiting"  # the field of a mirrored object
 
 
@@ -36,7 +39,8 @@ class WaitingPod:
     @property
     def lacks_room(self) -> bool:
         """True if the scheduler found no node for want of a resource, and makes no room itself."""
-        return "Insufficient " in self.why and not (self.nominated or self.is_standby or self.is_gated)
+        is_for_room = any(each in self.why for each in _LACKS)
+        return is_for_room and not (self.nominated or self.is_standby or self.is_gated)
 
 
 def kept(pod: KubernetesObject) -> KubernetesObject:

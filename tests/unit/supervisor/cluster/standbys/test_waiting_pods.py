@@ -15,6 +15,7 @@ LACKS = "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated 
     ("found", "lacks_room", "why"),
     [
         (pod("w", message=LACKS), True, LACKS),
+        (pod("w", message="0/1 nodes are available: 1 Too many pods."), True, None),
         (pod("w"), False, ""),  # the scheduler has not tried yet
         (pod("w", message="0/3 nodes are available: 3 node(s) had untolerated taint {a: }."), False, None),
         (pod("w", message=LACKS, status={"nominatedNodeName": "n1"}), False, LACKS),
