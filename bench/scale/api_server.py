@@ -73,11 +73,14 @@ class ObjectStore:
             raise SimulatedRefusal(404, "NotFound")
         return found
 
-    def selected(self, plural: str, namespace: str, selector: str) -> list[Json]:
+    def selected(self, plural: str, namespace: str, labels: str, fields: str = "") -> list[Json]:
         return [
             found
             for (kind, where, _), found in self.objects.items()
-            if kind == plural and namespace in ("", where) and is_selected(found, selector)
+            if kind == plural
+            and namespace in ("", where)
+            and is_selected(found, labels)
+            and has_fields(found, fields)
         ]
 
     def events_after(self, plural: str, version: int) -> list[tuple[int, bytes, Json]]:
@@ -127,7 +130,8 @@ class SimulatedApi:
             version, left = self._lists[token]  # kept, because a client may ask again with a lower limit
         else:
             version = self.store.version
-            left = self.store.selected(plural, namespace, request.query.get("labelSelector", ""))
+            labels, fields = (request.query.get(name, "") for name in ("labelSelector", "fieldSelector"))
+            left = self.store.selected(plural, namespace, labels, fields)
         limit = int(request.query.get("limit", "0")) or len(left)
         metadata: Json = {"resourceVersion": str(version)}
         if left[limit:]:
@@ -139,7 +143,7 @@ class SimulatedApi:
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         since = int(request.query["resourceVersion"])
-        selector = request.query.get("labelSelector", "")
+        labels, fields = (request.query.get(name, "") for name in ("labelSelector", "fieldSelector"))
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + float(request.query.get("timeoutSeconds", "300"))
         self.store.events_after(plural, since)  # refuses a version that is too old
@@ -150,7 +154,8 @@ class SimulatedApi:
             found = self.store.events_after(plural, since)
             if found:
                 since = found[-1][0]
-                await response.write(b"".join(text for _, text, each in found if is_selected(each, selector)))
+                shown = (e for e in found if is_selected(e[2], labels) and has_fields(e[2], fields))
+                await response.write(b"".join(text for _, text, _ in shown))
                 continue
             try:
                 await asyncio.wait_for(changed.wait(), min(left_s, BOOKMARK_S))
@@ -215,6 +220,18 @@ def is_selected(found: Mapping[str, Any], selector: str) -> bool:
         return selector[1:] not in labels
     name, _, value = selector.partition("=")
     return not name or labels.get(name) == value
+
+
+def has_fields(found: Mapping[str, Any], selector: str) -> bool:
+    """True if the object matches a field selector of the form `a.b=c,d.e!=f`, or an empty one."""
+    for each in filter(None, selector.split(",")):
+        name, _, value = each.partition("=")
+        held: Any = found
+        for word in name.removesuffix("!").split("."):
+            held = (held or {}).get(word)
+        if ((held or "") == value) is name.endswith("!"):
+            return False
+    return True
 
 
 def patched(found: Json, change: Any, how: str) -> Json:

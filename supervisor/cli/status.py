@@ -25,7 +25,7 @@ from supervisor.display.screen import say, say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store import journal
 from supervisor.store.run_directory import RunDir
-from supervisor.wording import ettr, part, percent, seconds, sentence, slowness, table, what
+from supervisor.wording import count, ettr, part, percent, seconds, sentence, slowness, table, what
 
 LAST_OUTPUT = "Last output of the process that failed"
 MAX_OUTPUT_LINES = 60  # of that output, which is at most 32 kB
@@ -80,6 +80,8 @@ def lines(
         ("state", _safety(found)),
         ("ETTR", _ettr(found)),
         ("incidents", _incidents(found)),
+        *(("leaving", text) for text in _leaving(found)),
+        *(("standbys", text) for text in _standbys(found)),
         *(("slow", text) for text in _slow(found)),
         *(("warning", " ".join(str(text).split())) for text in found.get("warnings") or []),
         *(("warning", each["note"]) for each in found.get("ranks") or [] if each.get("note")),
@@ -180,6 +182,33 @@ def _incidents(found: Mapping[str, Any]) -> str:
     if last:
         return f"{total}; last {last.get('id')}: {sentence(last)}"
     return str(total)
+
+
+def _leaving(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each member that is about to end, with the reason."""
+    return [
+        f"{each.get('name')} is about to end: {' '.join(str(each['leaving']).split())}"
+        for each in found.get("members") or []
+        if each.get("leaving")
+    ]
+
+
+def _standbys(found: Mapping[str, Any]) -> list[str]:
+    """Return lines about a job's standby pods: how many, where, what they reserve, and why one is missing."""
+    shown = found.get("standbys")
+    if not isinstance(shown, Mapping):
+        return []
+    pods = [
+        f"{each.get('name')} {each.get('state')}{f' on {node}' if (node := each.get('node')) else ''}"
+        for each in shown.get("pods") or []
+    ]
+    lines = [f"{shown.get('ready')} of {shown.get('wanted')} ready", *pods]
+    cost = (
+        f"reserve {count(int(shown.get('gpus') or 0), 'GPU')} and {shown.get('cores')} cores;"
+        f" {shown.get('gpuHours')} GPU hours and {shown.get('coreHours')} core hours so far"
+    )
+    problem = " ".join(str(shown.get("problem") or "").split())
+    return ["; ".join(lines), cost, *([f"missing: {problem}"] if problem else [])]
 
 
 def _slow(found: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from supervisor.cluster.supervision import status_fields
@@ -29,9 +29,18 @@ SPACING_OF_MEMBER_S = 0.002  # the same, per member of a large job, whose status
 class JobSummary:
     """The summary of one run for users. Call `note_published` after each status that the run publishes."""
 
-    def __init__(self, job: Job, records: SupervisionRecords, jobs: Callable[[], int]) -> None:
-        """`jobs` returns the number of all jobs that this process supervises."""
-        self._job, self._records, self._jobs = job, records, jobs
+    def __init__(
+        self,
+        job: Job,
+        records: SupervisionRecords,
+        jobs: Callable[[], int],
+        standbys: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """`jobs` returns the number of all jobs that this process supervises.
+
+        `standbys` returns what users see of the standby pods; {} if there is nothing to show.
+        """
+        self._job, self._records, self._jobs, self._standbys = job, records, jobs, standbys
         self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
         self._due = asyncio.Event()  # set when the phase has changed since the last summary
 
@@ -87,7 +96,8 @@ class JobSummary:
             log.info("summary not written", extra={"error": str(error)})
 
     def _fields(self) -> dict[str, Any]:
-        return status_fields.summary(self._job.publisher.published, self._job.publisher.run.incidents())
+        publisher = self._job.publisher
+        return status_fields.summary(publisher.published, publisher.run.incidents(), self._standbys())
 
     async def record_end(self) -> None:
         """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.

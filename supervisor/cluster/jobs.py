@@ -31,6 +31,7 @@ from supervisor.cluster.pod_groups import (
 )
 from supervisor.cluster.pods import PodGroup, member_name
 from supervisor.cluster.reach import OutOfReach, out_of_reach
+from supervisor.cluster.standbys.cluster_room import IdleStandby
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS, OngoingRun
@@ -230,6 +231,10 @@ class ClusterJobs:
         if nodes != self._heeded:
             self._heeded = nodes
             self.changed.set()
+
+    def idle_standbys(self) -> list[IdleStandby]:
+        """Return the standbys of all jobs that may yield to another pod of the cluster now."""
+        return [each for job in self.jobs.values() for each in job.idle_standbys()]
 
     def _refuse_job(self, group: PodGroup) -> None:
         """Record an event about the first pod of a job that is not supervised."""

@@ -35,6 +35,7 @@ from supervisor.cluster.departures.node_notices import kept_node, read_condition
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
+from supervisor.cluster.standbys.cluster_room import ClusterRoom
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import SUPERVISIONS
@@ -130,6 +131,7 @@ class ClusterSupervisor:
             node = nodes.objects.get(ObjectName("", name))
             return node_racks.rack_of(node["metadata"].get("labels") or {}, racks) if node is not None else ""
 
+        room = ClusterRoom(self._server)
         context = ClusterContext(
             self._server,
             self.events,
@@ -145,6 +147,7 @@ class ClusterSupervisor:
             rack_of,
             lambda node, fault: quarantine.note_run_fault(node, fault),
             lambda: term.may_order,
+            room,
         )
         keeping = KeptPods()
 
@@ -169,6 +172,7 @@ class ClusterSupervisor:
         jobs = ClusterJobs(self._server, pods, supervisions, self.events, make, nodes.objects)
         jobs.changed = changed
         jobs.leads = lambda: term.left_s > 0
+        room.idle = jobs.idle_standbys
         quarantine = QuarantineController(
             self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
@@ -181,6 +185,7 @@ class ClusterSupervisor:
             jobs.find_unsupervised(),
             probes.run(),
             jobs.run(),
+            room.run(),
             quarantine.run(),
         )
 

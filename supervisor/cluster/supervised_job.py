@@ -35,6 +35,7 @@ from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
+from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
 from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
 from supervisor.cluster.supervision import contents, status_fields
 from supervisor.cluster.supervision.contents import RunSize
@@ -103,6 +104,7 @@ class ClusterContext:
     # takes note of a fault that the hardware of a node explains; called again, it changes nothing
     note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
     may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
+    room: ClusterRoom | None = None  # for standbys; without it, none is created
 
 
 class SupervisedJob:
@@ -155,6 +157,7 @@ class SupervisedJob:
             self._standby_needs,
             context.term_left_s,
             lambda reason, message, bad: self._event(reason, message, bad=bad),
+            context.room or ClusterRoom(context.server),
         )
         self._departures = AnnouncedDepartures()
         self._hardware = HardwareHistory()  # of the current run
@@ -243,6 +246,10 @@ class SupervisedJob:
     def members_on(self, node: str) -> int:
         """Return how many pods of this job that have not ended are on a node."""
         return sum(pod.node == node and not pod.has_ended for pod in self._pods)
+
+    def idle_standbys(self) -> list[IdleStandby]:
+        """Return the standbys that may yield to another pod of the cluster now."""
+        return self._standbys.idle()
 
     def was_replaced(self, uid: object) -> bool:
         """Return True if the resource with this uid has replaced an earlier one.
@@ -475,6 +482,7 @@ class SupervisedJob:
         self._records = records
         self._hardware = HardwareHistory(() if fresh else found.recent)
         self._report_hardware()  # the earlier supervisor may have ended before it was on the Node
+        self._standbys.restore(found.standbys)
         publisher = StatusPublisher(
             StatusMemory(
                 _name(self.key),
@@ -503,7 +511,7 @@ class SupervisedJob:
             lambda: CALM_S if self._is_calm() else BUSY_S,
             self._context.rack_of,
         )
-        summary = self._summary = JobSummary(job, records, self._context.jobs)
+        summary = self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
             self._end_members(job)
             return True

@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 10  # the largest text
 _DIGITS = 3  # decimal places of times in a shortened status
 _RANK = ("rank", "member", "state", "step", "phase", "label", "note", "slow", "slow_since", "peers_s")
 _RANK_TIMES = ("step_s", "p99_s", "own_s")
-_MEMBER = ("name", "node", "role", "connected", "parked", "launcher_error", "warm_error", "ranks")
+_MEMBER = ("name", "node", "role", "connected", "parked", "launcher_error", "warm_error", "ranks", "leaving")
 
 
 def encode(status: Mapping[str, Any]) -> str:

@@ -313,6 +313,7 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
         "warm_error": problem.sentence if problem is not None else "",
         **({"warm_awaited": True} if problem is not None and problem.awaited else {}),
         "ranks": list(range(first, first + view.memory.nproc)) if active else [],
+        **({"leaving": member.departure.why} if member.departure is not None else {}),
         "launcher_pid": launcher.pid if launcher else None,
         "sidecar_pid": report.sidecar_pid if report else None,
     }

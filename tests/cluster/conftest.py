@@ -62,6 +62,7 @@ ORDER = (
     "test_leaders",
     "test_planned",
     "test_bad_nodes",
+    "test_yielding",
     "test_shared_node",
     "test_outages",
     "test_node_agent",

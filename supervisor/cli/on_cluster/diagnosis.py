@@ -131,6 +131,12 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             "problem", what, text, f'give its pods the annotation {pod_layout.STATE_SIZE}: "{least}"'
         )
+    standbys = mapping(mapping(found.get("status")).get("standbys"))
+    if standbys.get("problem") and view.get("phase") != "ended":
+        text = f"it lacks a standby: {_one_line(standbys['problem'])}"
+        yield DoctorFinding(
+            "problem", what, text, "make room or change what refuses it; Holdfast tries again"
+        )
     code = view.get("exit_code")
     if view.get("phase") == "ended" and code not in _WELL:
         message = str(view.get("message") or "").strip().partition("\n")[0]

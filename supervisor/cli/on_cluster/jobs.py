@@ -20,7 +20,7 @@ from supervisor.kubernetes.errors import NotFound
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.wording import count, ettr, seconds, table, what
 
-_RIGHT = frozenset({3, 4, 5, 6})
+_RIGHT = frozenset({3, 4, 5, 6, 7})
 
 
 def show(connection: ClusterConnection, command: commands.Jobs) -> int:
@@ -66,6 +66,7 @@ def row_of(found: KubernetesObject) -> dict[str, Any]:
         "step": summary.get("step"),
         "ettr": view.get("ettr"),
         "incidents": summary.get("incidents") or 0,
+        "standbys": dict(mapping(summary.get("standbys"))) or None,
         "last_incident": f"{last.get('id')}: {what(last)}" if last else None,
         "exit_code": view.get("exit_code"),
         "created": seconds_of(metadata.get("creationTimestamp")),
@@ -87,13 +88,14 @@ def seconds_of(timestamp: object) -> float | None:
 
 def lines(rows: Sequence[Mapping[str, Any]], now_s: float, *, with_namespace: bool) -> list[str]:
     """Return the output of `holdfast jobs`. `now_s` is the time in seconds since the epoch."""
-    head = ("NAMESPACE", "NAME", "KIND", "RANKS", "STEP", "ETTR", "AGE", "PHASE", "LAST INCIDENT")
+    head = ("NAMESPACE", "NAME", "KIND", "RANKS", "STANDBYS", "STEP", "ETTR", "AGE", "PHASE", "LAST INCIDENT")
     cells = [
         (
             str(row["namespace"]),
             str(row["name"]),
             str(row["kind"] or "-"),
             _ranks(row),
+            str((row["standbys"] or {}).get("summary") or "-"),
             f"{row['step']:,}" if isinstance(row["step"], int) else "-",
             _ettr(row),
             seconds(max(0.0, now_s - row["created"])) if row["created"] is not None else "-",
@@ -105,10 +107,13 @@ def lines(rows: Sequence[Mapping[str, Any]], now_s: float, *, with_namespace: bo
     old = [age_of(row, now_s) or 0.0 for row in rows if is_current(row, now_s) is False]
     of_jobs = count(len(old), "job") if len(old) < len(rows) else "all jobs"
     warning = [f"warning: {outdated(of_jobs, min(old))}"] if old else []
-    if with_namespace:
-        return [*table(head, cells, _RIGHT), *warning]
-    right = frozenset(each - 1 for each in _RIGHT)
-    return [*table(head[1:], [each[1:] for each in cells], right), *warning]
+    left_out = {0} if not with_namespace else set[int]()
+    if not any(row["standbys"] for row in rows):
+        left_out.add(head.index("STANDBYS"))
+    shown = [number for number in range(len(head)) if number not in left_out]
+    right = frozenset(place for place, number in enumerate(shown) if number in _RIGHT)
+    texts = [tuple(each[number] for number in shown) for each in cells]
+    return [*table(tuple(head[number] for number in shown), texts, right), *warning]
 
 
 def _ranks(row: Mapping[str, Any]) -> str:

@@ -28,6 +28,8 @@ def status_of(found: KubernetesObject) -> dict[str, Any] | None:
             "message": summary.get("message") or "",
             "exit_code": summary.get("exitCode"),
         }
+    if standbys := mapping(summary.get("standbys")):
+        newer["standbys"] = dict(standbys)
     return {**view, **newer, "run": f"{metadata['namespace']}/{metadata['name']}"}
 
 

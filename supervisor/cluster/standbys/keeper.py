@@ -3,6 +3,9 @@
 Each round observes the pods anew, so a request whose response was lost is never repeated blindly: a standby
 that exists already has the name that the next round would use, and a deletion names the pod's uid. Nothing is
 created or deleted without a confirmed term, because another supervisor may lead.
+
+A standby is created only for nodes that have room for it, and deleted if it is not scheduled there soon.
+While it is idle, it yields to pods that cannot be scheduled: see `cluster_room`.
 """
 
 from __future__ import annotations
@@ -10,14 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from supervisor.cluster.pods import PodMember
 from supervisor.cluster.standbys import pod_copy
-from supervisor.cluster.standbys.plan import StandbyPlan, plan
+from supervisor.cluster.standbys.account import StandbyAccount
+from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby, NoRoom
+from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
+from supervisor.cluster.standbys.plan import NOT_PLACED, StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import NoCopy
-from supervisor.kubernetes.client import PODS, ApiServer
+from supervisor.cluster.standbys.pod_requests import requests_of
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
 from supervisor.kubernetes.leadership import sent_within
 from supervisor.view.model import ENDING_PHASES, JobState, Policy
@@ -27,6 +37,10 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0  # between two rounds
 SEEN_S = 10.0  # a pod that was created or deleted is visible to the next round after this time at the latest
 RETRY_S = (5.0, 10.0, 30.0, 60.0)  # after the first, second, third and later failures in a row
+ROOM_S = 30.0  # replaces longer times of `RETRY_S` while no node has room
+# After a standby has yielded. Until then, the pod that it yielded to is scheduled.
+YIELDED_S = 30.0
+AVOID_S = 300.0  # how long nodes are avoided on which a standby was not scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,7 @@ class StandbyKeeper:
         needs: Callable[[], StandbyNeeds | None],
         term_left_s: Callable[[], float],
         report: Callable[[str, str, bool], None],
+        room: ClusterRoom,
     ) -> None:
         """`needs` returns None while the job has no run.
 
@@ -63,6 +78,11 @@ class StandbyKeeper:
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
         self._problem = ""  # as last reported
+        self._room = room
+        self._unplaced_s: dict[str, float] = {}  # by uid: since when a standby has had no node
+        self._limits: dict[str, tuple[str, ...]] = {}  # by name of a standby: the nodes that it may use
+        self._avoided: dict[str, float] = {}  # nodes on which a standby was not scheduled, until when
+        self._account = StandbyAccount()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -72,7 +92,52 @@ class StandbyKeeper:
             if needs is not None:
                 await self._round(needs, time.monotonic())
 
+    def restore(self, shown: Mapping[str, Any]) -> None:
+        """Go on with the account of an earlier leader, from the status that it has written."""
+        self._account.restore(shown)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what users see of the standbys; {} if the job never wanted one."""
+        needs = self._needs()
+        if needs is None:
+            return {}
+        placed = needs.memory.placement
+        return self._account.shown(_standbys(needs), placed, needs.policy.standby, self._problem)
+
+    def idle(self) -> list[IdleStandby]:
+        """Return the standbys that may yield to another pod now: none while the group recovers."""
+        needs = self._needs()
+        if needs is None or not _is_calm(needs.memory):
+            return []
+        own = frozenset(pod.uid for pod in needs.pods)
+        return [
+            IdleStandby(pod.uid, pod.node, own, partial(self._give_way, pod.uid))
+            for pod in _standbys(needs)
+            if pod.node
+            and not (pod.is_leaving or pod.has_ended or pod.uid in self._touched)
+            and pod.member not in needs.memory.placement
+        ]
+
+    async def _give_way(self, uid: str, to: PodNeeds, resource: str) -> bool:
+        """Delete an idle standby, so that the pod `to` finds room. Return True if it is deleted."""
+        needs, left_s, now_s = self._needs(), self._term_left_s(), time.monotonic()
+        if needs is None or left_s <= 0 or uid not in {each.uid for each in self.idle()}:
+            return False  # it has ranks now, or the group recovers
+        pod = next(each for each in needs.pods if each.uid == uid)
+        self._touched[uid] = now_s + SEEN_S
+        self._resume_s = max(self._resume_s, now_s + YIELDED_S)
+        try:
+            request = self._server.delete(PODS, pod.name, self._namespace, uid=uid)
+            await asyncio.wait_for(request, min(left_s, SEEN_S))
+        except (NotFound, Conflict):
+            return False
+        self._problem = f"pod {pod.name} has yielded to pod {to.place}, which lacks {resource}"
+        why = f"standby {pod.name} on node {pod.node} yields to pod {to.place}, which lacks {resource}"
+        self._report("StandbyYielded", why, False)
+        return True
+
     async def _round(self, needs: StandbyNeeds, now_s: float) -> None:
+        await self._keep_account(needs, now_s)
         found = self._plan(needs, now_s)
         if not (found.create or found.delete) or self._term_left_s() <= 0:
             return
@@ -81,6 +146,19 @@ class StandbyKeeper:
         except (ApiError, OSError) as error:
             self._failed(str(error), now_s)
 
+    async def _keep_account(self, needs: StandbyNeeds, now_s: float) -> None:
+        standbys = _standbys(needs)
+        for pod in standbys:
+            if pod.node and not self._account.knows(pod.uid):  # created by an earlier leader, or just now
+                self._account.learn(pod.uid, {})
+                with suppress(ApiError, OSError):
+                    found = await self._server.get(PODS, pod.name, self._namespace)
+                    self._account.learn(pod.uid, requests_of(found))
+        self._account.note(standbys, now_s)
+        there = [each for each in standbys if not (each.is_leaving or each.has_ended)]
+        if len([each for each in there if each.uid not in self._touched]) >= needs.policy.standby:
+            self._problem = ""
+
     def _plan(self, needs: StandbyNeeds, now_s: float) -> StandbyPlan:
         memory = needs.memory
         is_over = memory.phase in ENDING_PHASES
@@ -88,18 +166,22 @@ class StandbyKeeper:
             self._over_since_s = None
         elif self._over_since_s is None:
             self._over_since_s = now_s
+        unplaced = [each.uid for each in needs.pods if each.is_standby and not each.node]
+        self._unplaced_s = {uid: self._unplaced_s.get(uid, now_s) for uid in unplaced}
         found = plan(
             needs.pods,
             memory.placement,
             needs.policy.members,
             needs.policy.standby,
-            may_create=memory.phase == "running" and memory.settled and not memory.stop,
+            may_create=_is_calm(memory),
             over_s=None if self._over_since_s is None else now_s - self._over_since_s,
+            unplaced_s={uid: now_s - since_s for uid, since_s in self._unplaced_s.items()},
         )
         self._touched = {key: until_s for key, until_s in self._touched.items() if until_s > now_s}
         create = () if now_s < self._resume_s else found.create
         return StandbyPlan(
-            tuple(number for number in create if number not in self._touched),
+            # one in a round, because the next one must know where the scheduler has put this one
+            tuple(number for number in create if number not in self._touched)[:1],
             tuple((pod, why) for pod, why in found.delete if pod.uid not in self._touched),
         )
 
@@ -111,7 +193,12 @@ class StandbyKeeper:
             except (NotFound, Conflict):
                 continue
             log.info("standby deleted", extra={"pod": pod.name, "why": why})
-        for number in found.create:
+            if why == NOT_PLACED:
+                said = self._room.why_unscheduled(self._namespace, pod.name)
+                limits = self._limits.pop(pod.name, ())
+                self._avoided |= dict.fromkeys(limits, now_s + AVOID_S)
+                self._failed(f"pod {pod.name}: {why}{': ' if said else ''}{said}", now_s)
+        for number in found.create if now_s >= self._resume_s else ():
             if not await self._create(number, needs, now_s):
                 return
 
@@ -126,30 +213,70 @@ class StandbyKeeper:
             return False
         if model["metadata"].get("uid") != source.uid:
             return False
-        avoid = [pod.node for pod in needs.pods if pod.node and not pod.has_ended]
-        body = pod_copy.standby_pod(model, needs.supervision, needs.supervision_uid, number, avoid)
-        if isinstance(body, NoCopy):
-            self._failed(body.why, now_s)
+        copied = pod_copy.standby_pod(model, needs.supervision, needs.supervision_uid, number)
+        if isinstance(copied, NoCopy):
+            self._failed(copied.why, now_s)
             return False
+        async with self._room.creating:
+            return await self._create_on(copied, model, needs, number, now_s)
+
+    async def _create_on(
+        self,
+        copied: Mapping[str, Any],
+        model: KubernetesObject,
+        needs: StandbyNeeds,
+        number: int,
+        now_s: float,
+    ) -> bool:
+        """Create the standby `copied` where there is room for it. Return False if there is none."""
+        self._avoided = {node: until_s for node, until_s in self._avoided.items() if until_s > now_s}
+        taken = {pod.node for pod in needs.pods if pod.node and not pod.has_ended}
+        wants = read_pod_needs(_with_priority(copied, model))
+        nodes = await self._room.nodes_for(wants, taken | self._avoided.keys(), now_s)
+        if isinstance(nodes, NoRoom):
+            # Room that lasts for a moment only is no problem worth an event.
+            self._failed(nodes.why, now_s, most_s=ROOM_S, is_news=self._failures > 0)
+            return False
+        body = pod_copy.on_nodes(copied, nodes)
+        name = body["metadata"]["name"]
         self._touched[number] = now_s + SEEN_S
         try:
             await self._server.create(PODS, body, self._namespace)
         except AlreadyThere:  # created by an earlier request, or by an earlier leader
             return True
+        self._room.promise(wants, now_s)
+        self._limits[name] = nodes
         self._failures, self._problem = 0, ""
-        name = body["metadata"]["name"]
-        self._report(
-            "StandbyCreated", f"pod {name} is created as a standby, a copy of pod {source.name}", False
-        )
+        gangs = pod_copy.gangs_left(model, body)
+        outside = f"; it is outside of the job's gang ({', '.join(gangs)})" if gangs else ""
+        why = f"pod {name} is created as a standby, a copy of pod {model['metadata']['name']}{outside}"
+        self._report("StandbyCreated", why, False)
         return True
 
-    def _failed(self, why: str, now_s: float) -> None:
+    def _failed(self, why: str, now_s: float, most_s: float = RETRY_S[-1], *, is_news: bool = True) -> None:
         """Wait before the next attempt to create a standby, and report each new problem once."""
-        self._resume_s = now_s + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
+        pause_s = min(most_s, RETRY_S[min(self._failures, len(RETRY_S) - 1)])
+        self._resume_s = max(self._resume_s, now_s + pause_s)
         self._failures += 1
-        if why != self._problem:
-            self._problem = why
+        if is_news and why != self._problem:
             self._report("StandbyNotCreated", f"the job lacks a standby: {why}", True)
+        if is_news:
+            self._problem = why
+
+
+def _standbys(needs: StandbyNeeds) -> list[PodMember]:
+    return [each for each in needs.pods if each.is_standby]
+
+
+def _is_calm(memory: JobState) -> bool:
+    """Return True while the group trains and no recovery needs a standby."""
+    return memory.phase == "running" and memory.settled and not memory.stop
+
+
+def _with_priority(copied: Mapping[str, Any], model: KubernetesObject) -> KubernetesObject:
+    """Return the standby with the priority that the API server gives it, which is that of its model."""
+    given = {key: model["spec"][key] for key in ("priority", "preemptionPolicy") if key in model["spec"]}
+    return {**copied, "spec": {**copied["spec"], **given}}
 
 
 def _model(needs: StandbyNeeds) -> PodMember | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from supervisor.cluster.pods import PodMember
 from supervisor.cluster.standbys.pod_copy import standby_number
@@ -11,6 +12,12 @@ from supervisor.cluster.standbys.pod_copy import standby_number
 # How long a job's standbys may take to end after the job has ended, as ordered, before they are deleted. It
 # is longer than the default of `grace_s`.
 END_S = 60.0
+# How long a standby may be without a node. It was created for nodes that had room, so the room is gone, or
+# the scheduler sees an obstacle that Holdfast does not. While it waits, it is in the way of other pods.
+PLACE_S = 10.0
+
+
+NOT_PLACED = f"the scheduler found no node for it within {PLACE_S:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ def plan(
     *,
     may_create: bool,
     over_s: float | None,
+    unplaced_s: Mapping[str, float] = MappingProxyType({}),
 ) -> StandbyPlan:
     """Return what to do about a job's standbys.
 
@@ -42,6 +50,7 @@ def plan(
         standbys: The number of standbys that the user requests.
         may_create: True while the job trains, so that a standby has a use, and a pod to be copied from.
         over_s: How long ago the job ended; None while it has not ended.
+        unplaced_s: By uid, for how long each standby without a node has had none.
     """
     ours = sorted((each for each in pods if each.is_standby), key=lambda each: standby_number(each.name))
     left = [each for each in ours if not each.is_leaving]
@@ -59,7 +68,10 @@ def plan(
     for each in idle:
         if each.node in taken:
             delete.append((each, f"node {each.node} now has a member with ranks"))
-    idle = [each for each in idle if each.node not in taken]
+        elif unplaced_s.get(each.uid, 0.0) >= PLACE_S:
+            delete.append((each, NOT_PLACED))
+    going = {each.uid for each, _ in delete}
+    idle = [each for each in idle if each.uid not in going]
     surplus = max(0, len(active) + len(idle) - wanted)
     # Delete those first that are least useful: not running yet, then the newest.
     idle.sort(key=lambda each: (each.is_running, -standby_number(each.name)))

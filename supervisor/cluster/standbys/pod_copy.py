@@ -1,8 +1,9 @@
 """Make a standby pod from a pod of the job. Pure.
 
 A standby is a copy of a pod that the owner created and the webhook injected. It therefore has the same image,
-command, volumes, resources, tolerations and spread. It differs in its identity, in what only its owner's
-controller may set, in the nodes that it avoids, and in its priority, which yields to the users' pods.
+command, volumes, resources, tolerations, spread and priority. It differs in its identity, in what only its
+owner's controller may set, in the nodes that it may use, and in that it belongs to no gang: it must neither
+complete the gang in a member's place nor wait for it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ _OWNERS_LABELS = (
     "elasticjob.dlrover/",
     "volcano.sh/task-",
     "ray.io/",
-    "kueue.x-k8s.io/managed",
+    # Gangs, so that the scheduler neither counts a standby as one of the pods that must start together, nor
+    # has it wait for the others:
+    # https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/ (the second is its former name)
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "volcano.sh/job-",
 )
 # What is written into annotations about one pod: its index, its addresses.
 _OWNERS_ANNOTATIONS = (
@@ -45,7 +51,17 @@ _OWNERS_ANNOTATIONS = (
     "k8s.v1.cni.cncf.io/network-status",
     "k8s.ovn.org/",
     "kubectl.kubernetes.io/",
+    # Gangs. Volcano makes a group of one for a pod without this annotation, in the queue of the pod:
+    # https://github.com/volcano-sh/volcano/blob/master/docs/design/multi-pod-management-and-scheduling.md
+    "scheduling.k8s.io/group-name",
+    "scheduling.volcano.sh/group-min-",
+    "yunikorn.apache.org/task-group",  # https://yunikorn.apache.org/docs/user_guide/gang_scheduling
+    "pod-group-name",  # NVIDIA's KAI scheduler
 )
+# Kueue admits the pods of a job as one Workload, within the quota of a queue. A further pod is outside of the
+# Workload, and Kueue deletes pods in excess of a pod group:
+# https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+_KUEUE = "kueue.x-k8s.io/"
 # Fields of a pod's spec that the API server or a controller sets for one pod.
 _OF_ONE_POD = (
     "nodeName",
@@ -55,9 +71,18 @@ _OF_ONE_POD = (
     "ephemeralContainers",
     "priority",
     "preemptionPolicy",
+    "schedulingGroup",  # the gang in Kubernetes 1.36 and later, and in 1.35: KEP-4671
+    "workloadRef",
 )
 _TOKEN_VOLUME = "kube-api-access-"  # the API server adds such a volume to each pod
-PRIORITY_CLASS = "holdfast-standby"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_GANGS = (
+    "scheduling.x-k8s.io/",
+    "pod-group",
+    "volcano.sh/job-",
+    "scheduling.k8s.io/group-name",
+    "yunikorn.apache.org/",
+)
 MAX_NAME = 63  # characters, because a pod's name is also its host name
 
 
@@ -81,25 +106,24 @@ def standby_number(name: str) -> int:
 
 
 def standby_pod(
-    model: KubernetesObject, supervision: str, supervision_uid: str, number: int, avoid: Iterable[str]
+    model: KubernetesObject, supervision: str, supervision_uid: str, number: int
 ) -> dict[str, Any] | NoCopy:
-    """Return the standby `number` of a job, as a copy of its pod `model`.
+    """Return the standby `number` of a job, as a copy of its pod `model`, without the nodes that it may use.
 
     Args:
         model: A pod of the job, as the API server returned it.
         supervision: The name of the job's Supervision, which owns the standby.
         supervision_uid: The uid of that Supervision.
-        avoid: The nodes of the job's members.
     """
     metadata, spec = model["metadata"], copy.deepcopy(dict(model["spec"]))
-    why = _only_for_one_pod(spec, metadata["name"])
+    why = _of_kueue(metadata) or _only_for_one_pod(spec, metadata["name"])
     if why:
         return NoCopy(why)
     for name in _OF_ONE_POD:
         spec.pop(name, None)
     _drop_token(spec)
-    spec["priorityClassName"] = PRIORITY_CLASS
-    spec["affinity"] = _with_avoided(spec.get("affinity") or {}, sorted(set(avoid)))
+    if pod_layout.STANDBY_OF in (metadata.get("labels") or {}):
+        spec["affinity"] = _without_names(spec.get("affinity") or {})
     labels = _without(metadata.get("labels"), _OWNERS_LABELS)
     return {
         "apiVersion": "v1",
@@ -139,6 +163,33 @@ def _only_for_one_pod(spec: Mapping[str, Any], name: str) -> str:
     return ""
 
 
+def _of_kueue(metadata: Mapping[str, Any]) -> str:
+    """Return why a pod that Kueue admits is not copied; "" if Kueue does not admit it."""
+    stated = (*(metadata.get("labels") or ()), *(metadata.get("annotations") or ()))
+    name = next((each for each in sorted(stated) if each.startswith(_KUEUE)), "")
+    if not name:
+        return ""
+    return (
+        f"Kueue admits the job's pods as one Workload ({name}), and a further pod would be outside of it and"
+        " of the quota"
+    )
+
+
+def gangs_left(model: KubernetesObject, body: Mapping[str, Any]) -> list[str]:
+    """Return the labels, annotations and fields by which `model` belongs to a gang, and its copy does not."""
+    found = []
+    for part in ("labels", "annotations"):
+        before, after = model["metadata"].get(part) or {}, body["metadata"][part]
+        found += [each for each in before if each not in after and each.startswith(_GANGS)]
+    return found + [each for each in ("schedulingGroup", "workloadRef") if each in model["spec"]]
+
+
+def on_nodes(body: Mapping[str, Any], nodes: Iterable[str]) -> dict[str, Any]:
+    """Return a standby that can only be scheduled on these nodes, within what the user allows."""
+    spec = body["spec"]
+    return {**body, "spec": {**spec, "affinity": _with_names(spec.get("affinity") or {}, sorted(set(nodes)))}}
+
+
 def _drop_token(spec: dict[str, Any]) -> None:
     """Remove the volume with the token for the API server, which the API server adds again."""
     spec["volumes"] = [
@@ -152,19 +203,37 @@ def _drop_token(spec: dict[str, Any]) -> None:
             ]
 
 
-def _with_avoided(affinity: Mapping[str, Any], nodes: list[str]) -> dict[str, Any]:
-    """Return the affinity with these nodes excluded, from each alternative that the user allows."""
-    if not nodes:
-        return dict(affinity)
-    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [each]} for each in nodes]
-    node = dict(affinity.get("nodeAffinity") or {})
-    required = dict(node.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
-    terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or ()), *excluded]} for term in terms
+def _with_names(affinity: Mapping[str, Any], nodes: list[str]) -> dict[str, Any]:
+    """Return the affinity limited to these nodes, in each alternative that the user allows.
+
+    The API server accepts one name for each requirement, so there is an alternative for each node.
+    """
+    named = [{"key": "metadata.name", "operator": "In", "values": [each]} for each in nodes]
+    terms = _terms(affinity) or [{}]
+    limited = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), each]} for term in terms for each in named
     ]
-    node["requiredDuringSchedulingIgnoredDuringExecution"] = required
+    node = {**(affinity.get("nodeAffinity") or {}), _REQUIRED: {"nodeSelectorTerms": limited}}
     return {**affinity, "nodeAffinity": node}
+
+
+def _without_names(affinity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the affinity of a standby without the nodes to which `on_nodes` limited it."""
+    terms: list[dict[str, Any]] = []
+    for each in _terms(affinity):
+        term = {key: value for key, value in each.items() if key != "matchFields"}
+        if term not in terms:
+            terms.append(term)
+    node = {key: each for key, each in (affinity.get("nodeAffinity") or {}).items() if key != _REQUIRED}
+    if terms and {} not in terms:
+        node[_REQUIRED] = {"nodeSelectorTerms": terms}
+    others = {key: each for key, each in affinity.items() if key != "nodeAffinity"}
+    return {**others, "nodeAffinity": node} if node else others
+
+
+def _terms(affinity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    required = (affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}
+    return list(required.get("nodeSelectorTerms") or ())
 
 
 def _without(found: Mapping[str, str] | None, prefixes: tuple[str, ...]) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Takeover:
     view: Mapping[str, Any] | None  # the last published status
     recent: tuple[Mapping[str, Any], ...]  # the last incidents
     spec: Mapping[str, Any] = field(default_factory=dict, compare=False)  # describes the run in `state`
+    standbys: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as the last leader showed them
     is_over: bool = False  # the run in `state` has ended, and its end was also recorded for users
 
 
@@ -82,7 +83,8 @@ class SupervisionResource:
             self.uid = found["metadata"].get("uid")
             view = short_status.decode(status.get("view"))
             state, spec = held_state_of(status), mapping(found.get("spec"))
-            return Takeover(epoch, state, view, recent_of(status), spec, _is_over(state, status))
+            standbys = mapping(status.get("standbys"))
+            return Takeover(epoch, state, view, recent_of(status), spec, standbys, _is_over(state, status))
         raise AssertionError("unreachable")
 
     async def describe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from holdfast.protocol.foreign_text import shortened
@@ -40,8 +41,12 @@ def end(memory: JobState, ledger: Any) -> dict[str, Any]:
     }
 
 
-def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the status fields for users, from a published status and the last incidents."""
+def summary(
+    published: Mapping[str, Any],
+    incidents: Sequence[Mapping[str, Any]],
+    standbys: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the status fields for users, from a published status, the last incidents and the standbys."""
     last = published.get("last_incident") or (incidents[-1] if incidents else None)
     values = {
         "step": published.get("step"),
@@ -53,7 +58,16 @@ def summary(published: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]
         "recent": [_bounded(each) for each in incidents[-MAX_RECENT:]],
     }
     found = {name: value for name, value in values.items() if value is not None}
+    if standbys:
+        found["standbys"] = {**standbys, **_readiness(published, int(standbys["wanted"]))}
     return {**found, "view": short_status.encode(published)}  # "" if it is too large, never an outdated one
+
+
+def _readiness(published: Mapping[str, Any], wanted: int) -> dict[str, Any]:
+    """Return how many members without ranks could take over ranks at once, among them pods of the owner."""
+    members = published.get("members") or ()
+    ready = sum(each["role"] == "standby" and each["connected"] and each["parked"] > 0 for each in members)
+    return {"ready": ready, "summary": f"{ready}/{wanted}"}
 
 
 def announcement(memory: JobState) -> dict[str, Any]:

@@ -152,3 +152,28 @@ def test_the_cost_of_a_loss_without_survivors_is_a_question_mark() -> None:
     assert (cells[3], cells[cells.index("restart") - 1]) == ("?", "?")
     ettr = [line for line in page(ettr=None, ettr_hour=None) if line.startswith("  ETTR")]
     assert ettr == ["  ETTR        unknown (all processes that knew the step count were lost)"]
+
+
+def test_standbys_and_members_that_are_about_to_end_are_shown() -> None:
+    standbys = {
+        "wanted": 2,
+        "ready": 1,
+        "problem": "no node has room",
+        "pods": [
+            {"name": "gpt-standby-1", "node": "n3", "state": "idle"},
+            {"name": "gpt-standby-2", "node": "", "state": "unscheduled"},
+        ],
+        "gpus": 8,
+        "cores": "1.5",
+        "gpuHours": "4",
+        "coreHours": "0.75",
+    }
+    shown = page(
+        members=[{**member("m-0", [0]), "leaving": "node n1 is quarantined:\nXid 79"}], standbys=standbys
+    )
+    assert [each.strip() for each in shown if each.strip().startswith(("leaving", "standbys"))] == [
+        "leaving     m-0 is about to end: node n1 is quarantined: Xid 79",
+        "standbys    1 of 2 ready; gpt-standby-1 idle on n3; gpt-standby-2 unscheduled",
+        "standbys    reserve 8 GPUs and 1.5 cores; 4 GPU hours and 0.75 core hours so far",
+        "standbys    missing: no node has room",
+    ]

@@ -13,7 +13,7 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bench.scale.api_server import merged
+from bench.scale.api_server import has_fields, merged
 from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import ApiServer
 
@@ -161,11 +161,21 @@ class ServedObjects:
         response = web.StreamResponse()
         await response.prepare(request)
         since = int(request.query["resourceVersion"])
+        shown: set[str] = {
+            found["metadata"]["uid"]
+            for version, kind, _, found in self._log
+            if version <= since and kind == plural and _is_selected(found, request)
+        }
         while True:
             for version, kind, verb, found in tuple(self._log):
-                if version > since and kind == plural and _is_selected(found, request):
+                if version <= since or kind != plural:
+                    continue
+                is_selected, uid = _is_selected(found, request), found["metadata"]["uid"]
+                if is_selected or uid in shown:  # an object that is no longer selected seems to be deleted
+                    verb = verb if is_selected else "DELETED"
                     await response.write(json.dumps({"type": verb, "object": found}).encode() + b"\n")
                     since = version
+                    (shown.add if is_selected else shown.discard)(uid)
             await self._changed.wait()
 
     def _write(
@@ -183,6 +193,8 @@ class ServedObjects:
             return web.json_response({"kind": "Status"})
         if request.method == "POST":
             return self._create(plural, namespace, body)
+        if request.method == "DELETE":
+            return self._delete(plural, namespace, name, body)
         assert request.method == "PATCH"
         found = self.objects.get((plural, namespace, name))
         if found is None:
@@ -202,6 +214,17 @@ class ServedObjects:
         body.pop("status", None)  # a kind with the subresource
         self.requests.append(f"POST {plural} {name}")
         return web.json_response(self.put(plural, body), status=201)
+
+    def _delete(self, plural: str, namespace: str, name: str, body: Json) -> web.Response:
+        found = self.objects.get((plural, namespace, name))
+        if found is None:
+            return status(404, "NotFound")
+        uid = (body.get("preconditions") or {}).get("uid")
+        if uid not in (None, found["metadata"]["uid"]):
+            return status(409, "Conflict")
+        self.requests.append(f"DELETE {plural} {name}")
+        self.remove(plural, namespace, name)
+        return web.json_response({"kind": "Status"})
 
     def _tell(self, plural: str, verb: str, found: Json) -> None:
         self._log.append((self._version, plural, verb, copy.deepcopy(found)))
@@ -278,7 +301,9 @@ def _apply(made: Any, operations: list[Json]) -> None:
 
 
 def _is_selected(found: Json, request: web.Request) -> bool:
-    """True if the object matches a label selector of the form `a=b` or `!a`."""
+    """True if the object matches the field selector, and a label selector of the form `a=b` or `!a`."""
+    if not has_fields(found, request.query.get("fieldSelector", "")):
+        return False
     selector = request.query.get("labelSelector", "")
     labels = found["metadata"].get("labels") or {}
     if selector.startswith("!"):

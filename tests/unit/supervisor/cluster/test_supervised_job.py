@@ -1127,3 +1127,19 @@ async def test_a_crash_of_the_script_is_no_evidence_against_a_node(tmp_path: Pat
         await crash_in(2, first, second, fail="exception", message="ValueError: no")
         await there.until(phase="running", generation=2, incidents=1)
         assert there.noted == []
+
+
+async def test_the_status_shows_standby_pods_and_only_those_without_ranks_may_yield(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.policy = replace(POLICY, standby=1)
+        await settled_with_standby(there)
+        uid = next(uid for uid, pod in there.pods.items() if pod.name == "w-2")
+        there.pods[uid] = replace(there.pods[uid], is_standby=True)
+        there.look()
+        await there.until(phase="running")
+        await there.served.until(lambda: there.status.get("standbys", {}).get("summary") == "1/1")
+        shown = there.status["standbys"]
+        assert shown["pods"] == [{"name": "w-2", "node": "n2", "state": "idle"}]
+        assert (shown["wanted"], shown["ready"], shown["problem"]) == (1, 1, "")
+        [idle] = there.job.idle_standbys()
+        assert (idle.uid, idle.node, idle.own) == (uid, "n2", there.pods.keys())

@@ -14,6 +14,7 @@ from supervisor.view.model import (
     UNREAD,
     Checkpoint,
     Completion,
+    Departure,
     OpenIncident,
     PastWarning,
     Policy,
@@ -261,3 +262,9 @@ def test_for_a_script_that_keeps_its_own_state_nothing_is_secured_and_a_restart_
     again = records.published
     assert (again["ettr"], again["ettr_hour"]) == (None, None)
     assert told_by(records, doing(0, 1))["own_state"] is False, "this one has a snapshot"
+
+
+def test_a_member_that_is_about_to_end_is_shown_with_the_reason(tmp_path: Path) -> None:
+    leaving = member("m0", report("m0", None), departure=Departure("node n1 is drained"))
+    shown = told_by(StatusPublisher(RunDir(tmp_path)), view(leaving, member("m1", report("m1", None))))
+    assert [each.get("leaving") for each in shown["members"]] == ["node n1 is drained", None]

@@ -249,6 +249,19 @@ def test_a_system_namespace_cannot_contain_jobs() -> None:
     assert diagnosis.namespace("kube-system", "x").remedy == "run jobs in another namespace"
 
 
+def test_a_missing_standby_is_reported_while_the_job_runs() -> None:
+    standbys = {"wanted": 1, "problem": "exceeded quota:\n gpus"}
+    lacking = job()
+    lacking["status"]["standbys"] = standbys
+    [found] = diagnosis.job(lacking)
+    assert found.text == "it lacks a standby: exceeded quota: gpus"
+    ended = job(phase="ended", exit_code=0)
+    ended["status"]["standbys"] = standbys
+    assert list(diagnosis.job(ended)) == []
+    lacking["status"]["standbys"] = {**standbys, "problem": ""}
+    assert list(diagnosis.job(lacking)) == []
+
+
 def test_a_memory_volume_that_is_too_small_is_reported_with_the_annotation_that_helps() -> None:
     memory = {"state_bytes": 3 << 30, "needed_bytes": 8 << 30, "available_bytes": 1 << 30}
     [found] = diagnosis.job(job(memory=memory))

@@ -13,6 +13,7 @@ from tests.unit.supervisor.status_samples import incident, status
 FIELDS = {
     "schema", "namespace", "name", "kind", "members", "nproc_per_node", "phase", "generation", "step", "ettr",
     "incidents", "last_incident", "exit_code", "created", "updated", "age_s", "current",
+    "standbys",
 }  # fmt: skip
 
 
@@ -32,6 +33,19 @@ def test_the_jobs_of_one_or_all_namespaces_are_listed(capsys: Printed, server: A
     found = document("jobs -n other --json", capsys)
     assert [(each["name"], each["exit_code"]) for each in found] == [("c", 3)]
     assert {*found[0]} == FIELDS
+
+
+def test_standbys_have_a_column_if_a_job_has_any(capsys: Printed, server: ApiStandIn) -> None:
+    server.job("a")
+    assert "STANDBYS" not in printed("jobs", capsys)
+    server.job("b", standbys={"wanted": 2, "ready": 1, "summary": "1/2", "problem": "no room"})
+    head, *rows = printed("jobs", capsys).splitlines()
+    assert head.split()[:4] == ["NAME", "KIND", "RANKS", "STANDBYS"]
+    assert [each.split()[5] for each in rows] == ["-", "1/2"]
+    assert [each["standbys"] and each["standbys"]["ready"] for each in document("jobs --json", capsys)] == [
+        None,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(

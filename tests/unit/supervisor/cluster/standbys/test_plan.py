@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.cluster.pods import PodMember
-from supervisor.cluster.standbys.plan import END_S, StandbyPlan, plan
+from supervisor.cluster.standbys.plan import END_S, PLACE_S, StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import standby_name
 
 
@@ -70,6 +71,19 @@ def test_the_pod_that_the_owner_creates_for_a_lost_one_is_the_next_standby() -> 
     assert planned((owners(0), lost, took_over), active=active) == ((), [])
     successor = _pod("gpt-1b", "n3")
     assert planned((owners(0), successor, took_over), active=active) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "create", "delete"), [(PLACE_S - 1, (), []), (PLACE_S, (2,), ["gpt-standby-1"])]
+)
+def test_a_standby_that_is_not_scheduled_soon_is_deleted(
+    waited_s: float, create: tuple[int, ...], delete: list[str]
+) -> None:
+    waits = replace(standby(1, is_running=False), node="")
+    placement = ["gpt-0.uid", "gpt-1.uid"]
+    unplaced = {waits.uid: waited_s}
+    found = plan((*GROUP, waits), placement, 2, 1, may_create=True, over_s=None, unplaced_s=unplaced)
+    assert (found.create, [pod.name for pod, _ in found.delete]) == (create, delete)
 
 
 def test_nothing_is_created_while_the_job_does_not_train() -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption import pod_facts, workload_kinds
-from supervisor.cluster.standbys.pod_copy import MAX_NAME, NoCopy, standby_name, standby_number, standby_pod
+from supervisor.cluster.standbys.pod_copy import (
+    MAX_NAME,
+    NoCopy,
+    gangs_left,
+    on_nodes,
+    standby_name,
+    standby_number,
+    standby_pod,
+)
 from supervisor.cluster.supervision import contents
 
 MODEL: dict[str, Any] = {
@@ -55,9 +63,12 @@ MODEL: dict[str, Any] = {
 }
 
 
-def made(model: dict[str, Any], *avoid: str) -> dict[str, Any]:
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def made(model: dict[str, Any]) -> dict[str, Any]:
     before = copy.deepcopy(model)
-    found = standby_pod(model, "gpt", "s-uid", 3, avoid)
+    found = standby_pod(model, "gpt", "s-uid", 3)
     assert model == before, "the model was changed"
     assert isinstance(found, dict), found
     return found
@@ -75,7 +86,7 @@ def test_a_standby_has_what_trains_and_not_what_identifies() -> None:
     }
     assert metadata["annotations"].keys() == {pod_layout.INJECT, pod_layout.INJECTED}
     assert not {"nodeName", "hostname", "priority", "preemptionPolicy"} & spec.keys()
-    assert spec["priorityClassName"] == "holdfast-standby"
+    assert spec["priorityClassName"] == "high", "it keeps the priority when it takes over ranks"
     assert spec["tolerations"] == MODEL["spec"]["tolerations"]
     assert [each["name"] for each in spec["volumes"]] == ["data"]
     assert spec["containers"][0]["volumeMounts"] == []
@@ -121,24 +132,75 @@ def test_no_label_by_which_a_controller_finds_its_pods_is_copied() -> None:
     assert not keys & made(model)["metadata"]["labels"].keys()
 
 
-def test_the_nodes_of_the_members_are_excluded_in_each_alternative_of_the_user() -> None:
-    terms: list[dict[str, Any]] = [
-        {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
-        {"matchFields": []},
-    ]
+def _affine(terms: list[dict[str, Any]]) -> dict[str, Any]:
     model = copy.deepcopy(MODEL)
     model["spec"]["affinity"] = {
         "podAntiAffinity": {"x": 1},
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}},
     }
-    affinity = made(model, "n2", "n1", "n1")["spec"]["affinity"]
+    return model
+
+
+TERMS: list[dict[str, Any]] = [
+    {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+    {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]},
+]
+
+
+def test_a_standby_is_limited_to_nodes_in_each_alternative_of_the_user() -> None:
+    affinity = on_nodes(made(_affine(TERMS)), ["n4", "n3"])["spec"]["affinity"]
     assert affinity["podAntiAffinity"] == {"x": 1}
-    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert len(required) == 2
-    for term in required:
-        excluded = [each["values"] for each in term["matchFields"] if each["operator"] == "NotIn"]
-        assert excluded == [["n1"], ["n2"]], "the API server accepts one name for each requirement"
-    assert required[0]["matchExpressions"] == terms[0]["matchExpressions"]
+    terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert len(terms) == 4
+    for number, term in enumerate(terms):
+        node = {"key": "metadata.name", "operator": "In", "values": [("n3", "n4")[number % 2]]}
+        assert term["matchFields"][-1] == node, "the API server accepts one name for each requirement"
+    assert terms[0]["matchExpressions"] == TERMS[0]["matchExpressions"]
+    assert terms[2]["matchFields"][0] == TERMS[1]["matchFields"][0]
+
+
+def test_a_copy_of_a_standby_is_not_limited_to_the_nodes_of_its_model() -> None:
+    standby = on_nodes(made(_affine(TERMS[:1])), ["n3", "n4"])
+    assert made(standby)["spec"]["affinity"] == _affine(TERMS[:1])["spec"]["affinity"]
+    plain = on_nodes(made(MODEL), ["n3"])
+    assert "nodeAffinity" in plain["spec"]["affinity"]
+    assert made(plain)["spec"]["affinity"] == {}
+
+
+def test_a_standby_belongs_to_no_gang_and_this_is_told() -> None:
+    model = copy.deepcopy(MODEL)
+    labels = ["scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"]
+    model["metadata"]["labels"] |= dict.fromkeys(labels, "gpt")
+    model["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = "gpt"
+    model["metadata"]["annotations"]["scheduling.volcano.sh/queue-name"] = "q"
+    model["spec"]["schedulingGroup"] = {"podGroupName": "gpt"}
+    model["spec"]["schedulingGates"] = [{"name": "mine"}]
+    found = made(model)
+    assert gangs_left(model, found) == [*labels, "scheduling.k8s.io/group-name", "schedulingGroup"]
+    assert not {*found["metadata"]["labels"], *found["metadata"]["annotations"]} & {
+        *labels,
+        "scheduling.k8s.io/group-name",
+    }
+    assert found["metadata"]["annotations"]["scheduling.volcano.sh/queue-name"] == "q"
+    assert not {"schedulingGroup", "schedulingGates"} & found["spec"].keys()
+    assert gangs_left(MODEL, made(MODEL)) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("labels", "kueue.x-k8s.io/queue-name"),
+        ("labels", "kueue.x-k8s.io/podset"),
+        ("annotations", "kueue.x-k8s.io/workload"),
+    ],
+)
+def test_a_pod_that_kueue_admits_is_not_copied_beyond_the_quota(part: str, name: str) -> None:
+    model = copy.deepcopy(MODEL)
+    model["metadata"][part][name] = "team"
+    found = standby_pod(model, "gpt", "u", 1)
+    assert isinstance(found, NoCopy)
+    assert name in found.why
+    assert "quota" in found.why
 
 
 @pytest.mark.parametrize(
@@ -154,7 +216,7 @@ def test_the_nodes_of_the_members_are_excluded_in_each_alternative_of_the_user()
 def test_a_pod_with_something_that_only_one_pod_can_have_is_not_copied(
     part: dict[str, Any], words: str
 ) -> None:
-    found = standby_pod({**MODEL, "spec": {**MODEL["spec"], **part}}, "gpt", "u", 1, ())
+    found = standby_pod({**MODEL, "spec": {**MODEL["spec"], **part}}, "gpt", "u", 1)
     assert isinstance(found, NoCopy)
     assert words in found.why
 

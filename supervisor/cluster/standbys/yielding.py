@@ -1,0 +1,46 @@
+"""Choose the idle standbys that yield to a pod without a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from supervisor.cluster.standbys.node_fit import NodeRoom, PodNeeds, fits, is_kept_away, lacking
+
+PLACEHOLDER = 0  # a pod of a priority below it may hold room for others, as the autoscalers' guides advise
+
+
+@dataclass(frozen=True, slots=True)
+class Yielding:
+    """Standbys to delete, all on one node, and the resource that the waiting pod lacks there."""
+
+    standbys: tuple[PodNeeds, ...]
+    resource: str
+
+
+def choose(pod: PodNeeds, rooms: Iterable[NodeRoom], idle: Collection[str]) -> Yielding | None:
+    """Return the fewest standbys on one node without which the pod fits there; None if that is impossible.
+
+    `idle` are the uids of the standbys that may go. If the pod fits without it, none goes.
+    """
+    found = [each for room in rooms if (each := _on_node(pod, room, idle)) is not None]
+    return min(found, key=lambda each: len(each.standbys), default=None)
+
+
+def _on_node(pod: PodNeeds, room: NodeRoom, idle: Collection[str]) -> Yielding | None:
+    able = [
+        each for each in room.pods if each.uid in idle and pod.priority >= min(PLACEHOLDER, each.priority)
+    ]
+    lacks = lacking(pod, room)
+    if not able or not lacks or is_kept_away(pod, room.without({each.uid for each in able})):
+        return None
+    able.sort(key=lambda each: (each.priority, each.place))
+    chosen = next(([each] for each in able if fits(pod, room.without({each.uid}))), able)
+    if chosen is able:
+        for number in range(2, len(able) + 1):
+            if fits(pod, room.without({each.uid for each in able[:number]})):
+                chosen = able[:number]
+                break
+        else:
+            return None
+    return Yielding(tuple(chosen), lacks[0])

@@ -1,0 +1,189 @@
+"""The keeper creates standbys where there is room, deletes them when they are in the way, and tells why."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from supervisor.cluster.pods import PodMember, pod_policy, read_pod
+from supervisor.cluster.standbys.keeper import SEEN_S, StandbyKeeper, StandbyNeeds
+from supervisor.cluster.standbys.node_fit import read_pod_needs
+from supervisor.cluster.standbys.plan import PLACE_S
+from supervisor.view.model import JobState
+from tests.unit.supervisor.cluster.api_server import ServedObjects
+from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, node, pod, watched_room
+
+MEMBER: dict[str, Any] = {"labels": {"app": "gpt"}}
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "c", "state": {"running": {}}}]}
+
+
+class Place:
+    """A job of two members on a cluster of three nodes."""
+
+    def __init__(self, served: ServedObjects, found: WatchedRoom) -> None:
+        self.served, self.found, self.room = served, found, found.room
+        self.events: list[tuple[str, str]] = []
+        self.memory = JobState(2, 1, "running", settled=True)
+        self.leads_s = 60.0
+        self.policy = replace(pod_policy({}, 2, 1), standby=1)
+        self.keeper = StandbyKeeper(
+            self.room.server,
+            "team",
+            self.needs,
+            lambda: self.leads_s,
+            lambda reason, message, _: self.events.append((reason, message)),
+            self.room,
+        )
+        for number in (1, 2):
+            served.put(
+                "pods", pod(f"gpt-{number}", "2", on=f"n{number}", priority=7, status=RUNNING, **MEMBER)
+            )
+        self.memory = replace(self.memory, placement=tuple(each.member for each in self.members()))
+
+    def members(self) -> list[PodMember]:
+        found = [each for (kind, _, _), each in self.served.objects.items() if kind == "pods"]
+        return [read_pod(each, "c") for each in found if each["metadata"]["name"].startswith("gpt-")]
+
+    def needs(self) -> StandbyNeeds:
+        return StandbyNeeds(self.memory, self.policy, self.members(), "gpt", "s-uid")
+
+    async def round(self, now_s: float) -> None:
+        await self.keeper._round(self.needs(), now_s)
+
+    @property
+    def standby(self) -> Json | None:
+        return self.served.objects.get(("pods", "team", "gpt-standby-1"))
+
+    def run(self, on: str) -> str:
+        """Schedule the standby and start it. Return its uid."""
+        assert self.standby is not None
+        found = {**self.standby, "spec": {**self.standby["spec"], "nodeName": on}, "status": RUNNING}
+        return str(self.served.put("pods", found)["metadata"]["uid"])
+
+
+@asynccontextmanager
+async def place(*nodes: Json) -> AsyncIterator[Place]:
+    async with watched_room(*nodes) as (served, found):
+        yield Place(served, found)
+
+
+async def test_a_standby_is_created_on_a_node_with_room_at_the_jobs_priority() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        assert there.standby is not None
+        terms = next(iter(there.standby["spec"]["affinity"]["nodeAffinity"].values()))["nodeSelectorTerms"]
+        assert [each["matchFields"][0]["values"] for each in terms] == [["n3"]]
+        assert "priority" not in there.standby["spec"], "the API server derives it from the class"
+        assert [reason for reason, _ in there.events] == ["StandbyCreated"]
+
+
+async def test_without_room_none_is_created_and_the_reason_is_told_if_that_lasts() -> None:
+    async with place(node("n1"), node("n2"), node("n3", cpu="1")) as there:
+        await there.round(0.0)
+        assert (there.standby, there.events) == (None, []), "the room may be there in a moment"
+        await there.round(6.0)
+        assert there.events == [
+            (
+                "StandbyNotCreated",
+                "the job lacks a standby: no node without a member of the job has room for it",
+            )
+        ]
+        assert there.keeper.shown()["problem"].startswith("no node")
+        there.served.put("nodes", node("n3"))
+        await there.round(12.0)
+        assert there.standby is None, "the list of all pods is not read again every second"
+        await there.round(60.0)
+        assert there.standby is not None
+        there.run("n3")
+        await there.round(80.0)
+        assert there.keeper.shown()["problem"] == ""
+
+
+async def test_a_refusal_of_the_api_server_is_told() -> None:
+    async with place() as there:
+        there.served.faults.append(403)
+        await there.round(0.0)
+        [(reason, message)] = there.events
+        assert reason == "StandbyNotCreated"
+        assert "said the server: Refused" in message
+        assert "said the server: Refused" in there.keeper.shown()["problem"]
+
+
+async def test_a_standby_that_is_not_scheduled_is_deleted_and_the_scheduler_quoted() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        assert there.standby is not None
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "no disk",
+        }
+        there.served.put("pods", {**there.standby, "status": {"phase": "Pending", "conditions": [condition]}})
+        await there.found.known()
+        await there.round(1.0)
+        await there.round(PLACE_S)
+        assert there.standby is not None
+        await there.round(1.0 + PLACE_S)
+        assert there.standby is None
+        [*_, (reason, message)] = there.events
+        assert reason == "StandbyNotCreated"
+        assert message.endswith("pod gpt-standby-1: the scheduler found no node for it within 10 s: no disk")
+        await there.round(100.0)
+        assert there.standby is None, "node n3 is avoided for a while"
+
+
+async def test_an_idle_standby_yields_and_none_is_created_for_a_while() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        uid = there.run("n3")
+        await there.round(SEEN_S + 1)
+        [idle] = there.keeper.idle()
+        assert (idle.uid, idle.node) == (uid, "n3")
+        assert await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
+        assert there.standby is None
+        assert there.events[-1] == (
+            "StandbyYielded",
+            "standby gpt-standby-1 on node n3 yields to pod team/w, which lacks cpu",
+        )
+        assert "yielded to pod team/w" in there.keeper.shown()["problem"]
+        assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "it is gone already"
+
+
+async def test_a_standby_with_ranks_or_of_a_group_that_recovers_does_not_yield() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        await there.round(SEEN_S + 1)
+        [idle] = there.keeper.idle()
+        calm = there.memory
+        active = next(each.member for each in there.members() if each.is_standby)
+        for memory in (
+            replace(calm, settled=False),
+            replace(calm, phase="forming"),
+            replace(calm, stop="graceful"),
+            replace(calm, placement=(calm.placement[0], active)),
+        ):
+            there.memory = memory
+            assert there.keeper.idle() == []
+            assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
+        there.memory, there.leads_s = calm, 0.0
+        assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "another supervisor may lead"
+        assert there.standby is not None
+
+
+async def test_what_standbys_reserve_is_shown_and_outlives_the_leader() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        await there.round(20.0)
+        await there.round(1800.0)
+        shown = there.keeper.shown()
+        assert shown["pods"] == [{"name": "gpt-standby-1", "node": "n3", "state": "idle"}]
+        assert (shown["wanted"], shown["gpus"], shown["cores"]) == (1, 0, "2")
+        assert (shown["gpuHours"], shown["coreHours"]) == ("0", "1")
+        later = Place(there.served, there.found)
+        later.keeper.restore(shown)
+        assert later.keeper.shown()["coreHours"] == "1"
