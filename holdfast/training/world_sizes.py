@@ -55,7 +55,9 @@ class WorldSizes:
             self.steps = tuple(_read(found))
         if self.steps[-1].world_size != self._now:
             earlier = tuple(each for each in self.steps if each.first < step)
-            self.steps = (*earlier, SizedSteps(step if earlier else 0, self._now))
+            if not earlier or earlier[-1].world_size != self._now:
+                earlier = (*earlier, SizedSteps(step if earlier else 0, self._now))
+            self.steps = earlier
 
     def fixed_by(self, private: Mapping[str, Any]) -> str:
         """Return why the script cannot go on with another number of ranks; "" if it can.
