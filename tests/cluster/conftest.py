@@ -60,6 +60,7 @@ ORDER = (
     "test_shared_checkpoints",
     "test_faults",
     "test_planned",
+    "test_resizing",
     "test_shared_node",
     "test_outages",
     "test_node_agent",
