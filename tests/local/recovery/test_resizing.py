@@ -124,3 +124,28 @@ def test_a_script_that_needs_its_size_waits_for_the_replacement_and_says_so(
     assert {each.world_size for each in steps_of(tmp_path)} == {3}
     assert run.output().count("--min-members 2 has no effect") == 1
     assert "each rank has its own sampler" in run.output()
+
+
+def test_a_run_that_was_stopped_while_it_was_smaller_resumes_with_all_members(
+    start: Start, tmp_path: Path
+) -> None:
+    options = f"{OPTIONS} --checkpoint-every 1"
+    run = begin(start, "batches", tmp_path, options)
+    run.inject("member", 1)
+    run.wait(lambda status: has_members(status, 2), "two members")
+    run.wait(lambda status: (status["checkpoint"] or {}).get("step", 0) > 100, "a checkpoint of two members")
+    run.interrupt()
+    assert run.finish().code == 130
+    assert "cannot be written" not in run.output()
+    stopped = run.last_status()["step"]
+    (tmp_path / "closed").unlink()
+    again = start(options, "resizing.py", SAMPLES, EPOCHS, tmp_path, "batches")
+    again.wait(lambda status: has_members(status, 3), "three members")
+    assert again.last_status()["resumed"]["step"] == stopped
+    assert again.finish().code == 0
+    steps = lasting(tmp_path)
+    assert {each.step for each in steps} == set(range(again.last_status()["step"]))
+    for epoch in range(EPOCHS):
+        seen = Counter(sample for each in steps if each.epoch == epoch for sample in each.samples)
+        assert set(seen) == set(range(SAMPLES))
+        assert seen.total() < SAMPLES + 3 * BATCH
