@@ -26,6 +26,7 @@ FaultName: TypeAlias = Literal[
     "bad_input",
     "lost_track",
     "departure",
+    "growth",
 ]
 DOUBTFUL = 5  # the precedence of bad input that a lost peer may have caused; only victims come after it
 
@@ -65,6 +66,7 @@ _ROWS = (
     FaultKind("bad_input", 0, "{rank} rejected its input"),
     FaultKind("lost_track", 3, "the members run a generation that is not in the journal"),
     FaultKind("departure", 5, "{member} was about to end", is_planned=True),
+    FaultKind("growth", 5, "{member} was ready to join the group", is_planned=True),
 )
 FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({each.name: each for each in _ROWS})
 

@@ -44,6 +44,11 @@ def added() -> Mapping[str, bool]:
     return {_ADDED: True}
 
 
+def is_added(declared: dataclasses.Field[Any]) -> bool:
+    """True if the field has the metadata of `added`."""
+    return bool(declared.metadata.get(_ADDED))
+
+
 def at_most(items: int) -> Mapping[str, int]:
     """Return the metadata of a field that contains a list, to limit its length to `items`.
 
@@ -79,8 +84,8 @@ def _fields_of(message: Any) -> dict[str, Any]:
 def _names(kind: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
     """Return the names of the fields that are always written, and the others with their defaults."""
     fields = dataclasses.fields(kind)
-    added = tuple((each.name, each.default) for each in fields if each.metadata.get(_ADDED))
-    return tuple(each.name for each in fields if not each.metadata.get(_ADDED)), added
+    added = tuple((each.name, each.default) for each in fields if is_added(each))
+    return tuple(each.name for each in fields if not is_added(each)), added
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_fields_of)

@@ -88,6 +88,8 @@ class StartTimes:
     restored_ns: int = 0
     first_step_ns: int = 0
     goal: int = 0
+    resizes: bool = field(default=False, metadata=added())  # the script can go on with other numbers of ranks
+    fixed_by: str = field(default="", metadata=added())  # if not: why, as a clause
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,15 @@ class RankStart:
     local_rank: int
     private: str = ""  # the file with the rank's private state; "" if there is none
     devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES; "" for the value of the launcher
+    # the rank, in the group that saved the state, whose private state it starts from; -1: the same number
+    state_of: int = field(default=-1, metadata=added())
+    # Another rank goes on with the same private state, so this one needs random numbers of its own.
+    is_shared: bool = field(default=False, metadata=added())
+
+    @property
+    def source(self) -> int:
+        """The number of the rank whose private state this rank starts from."""
+        return self.rank if self.state_of < 0 else self.state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +218,8 @@ class Restore:
     path: str = ""
     # The generation and step of the member's other snapshot, if that is valid too.
     other: tuple[int, ...] = ()
+    # the number of ranks that saved the state, if the group has another number now; otherwise 0
+    world_size: int = field(default=0, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,11 @@ class Launch:
     # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
     # a rack need it, and only on a cluster, where the Supervision contains it.
     backups: tuple[int, ...] = field(default=(), metadata={"in_journal": False, **added()})
+    # If the group that saved the state had another size: for each member, the position in that group whose
+    # ranks' private states it goes on with; -1 if it is new. () if each goes on with those of its position.
+    states_of: tuple[int, ...] = field(default=(), metadata=added())
+    # whether the user allows other numbers of ranks, so that the ranks report whether the script does
+    may_resize: bool = field(default=False, metadata=added())
 
 
 def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:

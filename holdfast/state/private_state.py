@@ -371,6 +371,10 @@ class PrivateState:
         """Set every generator to its saved state. Raises `BadInput` if a generator refuses its state."""
         self._generators.restore(sections)
 
+    def reseed_random(self, *what: object) -> None:
+        """Seed every generator with a hash of `what`, for a rank whose state is that of another one, too."""
+        self._generators.seed(what)
+
     def _distinct_buffers(self) -> Iterator[_Place]:
         """Yield the buffers that do not share memory with a parameter or with an earlier buffer."""
         for place in self._buffers:

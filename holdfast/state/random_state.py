@@ -8,6 +8,7 @@ in place with the words of the last result, and a new result is built only if th
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import random
 import struct
@@ -78,6 +79,16 @@ class RandomGenerators:
             restore_numpy(sys.modules["numpy"], sections)
         if "cuda" in sections and self._device.type == "cuda":
             torch.cuda.set_rng_state(_tensor(sections["cuda"]), self._device)
+
+    def seed(self, what: object) -> None:
+        """Seed every generator with a hash of `what`, which must have the same `repr` in each process."""
+        import torch
+
+        seed = int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest(), "little") >> 1
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
 
 
 class _Python:

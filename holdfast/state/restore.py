@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,11 @@ from holdfast.state.capture import (
     dtype_of,
     unwrap,
 )
-from holdfast.state.module_flags import FLAGS_KEY, ModuleFlags
 
 if TYPE_CHECKING:
     import torch
 
+OWN_PREFIX = "holdfast."  # of the names in a snapshot's document that are not names of objects
 _REFERENCE = {TENSOR, STRIDE, HOST}
 _ONE_FOR_ALL = (
     "was saved only once for all ranks, so every rank starts with that state, even if their states"
@@ -50,7 +50,7 @@ def restore(
     data: mmap.mmap,
     private: Collection[str] = (),
     own: Mapping[str, Any] = MappingProxyType({}),
-    flags: ModuleFlags | None = None,
+    more: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> list[str]:
     """Copy the snapshot in `data` into the live objects, which do not refer to `data` afterwards.
 
@@ -62,7 +62,7 @@ def restore(
             private state.
         own: the private objects. Earlier versions stored a private object with a generator's state in the
             snapshot; such an object is restored from there.
-        flags: receives the flags in the snapshot.
+        more: takes what else it needs from the snapshot's document.
 
     Returns:
         A warning for each object whose state differs from the saved state after its `load_state_dict`, for
@@ -76,8 +76,8 @@ def restore(
     values = {name: unwrap(value) for name, value in objects.items()}
     held = _SnapshotTensors(layout, capture.views(layout, data, layout.data_offset))
     document = _document(layout, data)
-    if flags is not None:
-        flags.restore(document)
+    if more is not None:
+        more(document)
     for name, value in values.items():
         if isinstance(value, torch.nn.Module):
             _restore_module(name, value, held)
@@ -88,7 +88,8 @@ def restore(
         if name not in document and name in private:
             continue
         if name not in document:
-            raise BadInput(f"{name} is not in the snapshot, which has {sorted({*document} - {FLAGS_KEY})}")
+            there = sorted(each for each in document if not each.startswith(OWN_PREFIX))
+            raise BadInput(f"{name} is not in the snapshot, which has {there}")
         warnings += _restored(name, value, document[name], held)
     for name, value in own.items():
         if name in document:

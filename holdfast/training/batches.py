@@ -1,8 +1,9 @@
 """Load batches of a dataset that are the same after a fault. This replaces `DataLoader` and its samplers.
 
 A step's samples, and the random numbers that a dataset augments them with, depend only on (seed, step, rank,
-world size), not on the process that loads them. So there is no position to save. A loop that resumes at step
-n begins with the batch of step n, and reloads batches that were prefetched before the fault.
+world sizes so far), not on the process that loads them. So there is no position to save. A loop that resumes
+at step n begins with the batch of step n, and reloads batches that were prefetched before the fault. If the
+number of ranks changes, the epoch goes on with the samples that follow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
+from holdfast.training.world_sizes import EpochPlan
 
 if TYPE_CHECKING:
     from holdfast.training.session import Session
@@ -69,12 +71,15 @@ class Batches:
             )
         self._samples = _length(dataset)
         whole = self.batch_size * session.world_size
-        self._per_epoch = self._samples // whole if drop_last else -(-self._samples // whole)
+        sizes = session._rank.sizes
+        self._plan = EpochPlan(self._samples, self.batch_size, sizes.steps, drop_last=drop_last)
+        self._per_epoch = self._plan.per_epoch(whole)
         if not self._per_epoch:
             raise BadInput(
                 f"Batches(batch_size={batch_size}): a step needs {whole} samples on {session.world_size} "
                 f"ranks, but the dataset has {self._samples}; use smaller batches, or drop_last=False"
             )
+        sizes.is_known_to_batches = True
         self._epoch = -1
         self._order: Sequence[int] = ()
         try:  # to let torch refuse invalid options here instead of in the first step
@@ -83,27 +88,34 @@ class Batches:
             raise BadInput(f"Batches({', '.join(f'{name}=...' for name in options)}): {error}") from None
 
     def __len__(self) -> int:
-        """Return the number of steps in an epoch."""
+        """Return the number of steps in an epoch, with the current number of ranks."""
         return self._per_epoch
 
     def epoch(self, step: int) -> int:
         """Return the number of the epoch that `step` belongs to, from 0."""
-        return step // self._per_epoch
+        return self._plan.place(step).epoch
 
     def ends_epoch(self, step: int) -> bool:
         """Return True if `step` is the last step of its epoch."""
-        return (step + 1) % self._per_epoch == 0
+        return self.epoch(step + 1) != self.epoch(step)
+
+    def first_step(self, epoch: int) -> int:
+        """Return the step at which `epoch` begins: `batches.steps(batches.first_step(3))` trains 3 epochs.
+
+        It depends on the numbers of ranks so far, and is `epoch * len(batches)` if there was only one.
+        """
+        return self._plan.first_step(epoch)
 
     def position(self, step: int) -> int:
         """Return the number of samples that all ranks see before `step`, for `state.commit(position=...)`."""
-        return step * self.batch_size * self._session.world_size
+        return self._plan.position(step)
 
     def indices(self, step: int) -> list[int]:
         """Return the indices of this rank's samples in `step`."""
-        epoch, within = divmod(step, self._per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._ordered(epoch)
-        begin = (within * self._session.world_size + self._session.rank) * self.batch_size
+        place = self._plan.place(step)
+        if place.epoch != self._epoch:
+            self._epoch, self._order = place.epoch, self._ordered(place.epoch)
+        begin = place.offset + self._session.rank * self.batch_size
         return [int(self._order[at % self._samples]) for at in range(begin, begin + self.batch_size)]
 
     def steps(self, count: int) -> Iterator[tuple[int, Any]]:

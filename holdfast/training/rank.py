@@ -1,6 +1,7 @@
 """Represent a process's place in one generation of the group, and send its reports to its launcher.
 
-All other modules of this package may import this module. It imports only `caught_errors` from the package.
+All other modules of this package may import this module. It imports only `caught_errors` and `world_sizes`
+from the package.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holdfast.protocol import progress, progress_writer
 from holdfast.protocol.launcher_messages import BadNumber, BadNumberKind, Launch, RankStart, StartTimes
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.training import caught_errors
+from holdfast.training.world_sizes import WorldSizes
 from holdfast.worker import launcher_channel
 from holdfast.worker.drills import RankDrill
 from holdfast.worker.launcher_channel import FLAG_WAIT_S
@@ -69,6 +71,7 @@ class Rank:
         self.number = start.rank
         self.local_rank = start.local_rank
         self.world_size = launch.world_size
+        self.sizes = WorldSizes(launch.world_size, launch.restore.world_size if launch.restore else 0)
         self.generation = launch.generation
         self.device = device()
         self.accelerator: Device | None = None  # None until the device of the state's tensors is known
@@ -126,6 +129,15 @@ class Rank:
         self._times = replace(self._times, goal=steps)
         if self._times.first_step_ns:  # otherwise the report of the first step includes the goal
             self.say(WorkerMessage("settled", marks=self._times))
+
+    def report_resizing(self, fixed_by: str) -> None:
+        """Report, with the first step, why the script needs this number of ranks; "" if it does not.
+
+        The supervisor asks for this only if the user allows other numbers.
+        """
+        if not self.launch.may_resize:
+            return
+        self._times = replace(self._times, resizes=not fixed_by, fixed_by=fixed_by[:NOTE_CHARACTERS])
 
     # -- bad numbers
 

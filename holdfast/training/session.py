@@ -24,6 +24,7 @@ from holdfast.training.protection.rank_protection import Protection
 from holdfast.training.rank import NOTE_CHARACTERS, Rank, device, local_rank
 from holdfast.training.rehearsal import rehearse
 from holdfast.training.state import State
+from holdfast.training.world_sizes import OnResize
 from holdfast.worker import launcher_channel, nested_scripts
 from holdfast.worker.ending_exception import ExceptionWatcher, UnwindingException
 from holdfast.worker.thread_frames import whereabouts
@@ -62,6 +63,31 @@ class Session:
     def world_size(self) -> int:
         """The number of ranks in the group."""
         return self._rank.world_size
+
+    @property
+    def resized(self) -> tuple[int, int] | None:
+        """The old and the new number of ranks until the first loop begins, if it has changed; otherwise None.
+
+        The protected state was then saved by the old number of ranks.
+        """
+        return self._rank.sizes.resized
+
+    def on_resize(self, function: OnResize) -> OnResize:
+        """Let the group go on with fewer members, and call `function(old, new)` when the world size changes.
+
+        Whether it may, and with how many, is set by `--min-members`. The call is made on every rank, after
+        the state was restored and before the first step, with the old and the new number of ranks. It adapts
+        what depends on that number, such as a sampler or the learning rate. Can be used as a decorator.
+
+        Raises:
+            BadInput: `function` cannot be called, or a loop over the steps has already begun.
+        """
+        if not callable(function):
+            raise BadInput(f"on_resize({function!r}): expected a function of the old and the new world size")
+        if self._state is not None and self._state._has_begun:
+            raise BadInput("on_resize() was called after the first loop began: call it after join()")
+        self._rank.sizes.hook = function
+        return function
 
     @property
     def generation(self) -> int:

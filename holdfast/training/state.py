@@ -60,6 +60,7 @@ class State:
         # The label, limit and start of each open pause, outermost first.
         self._pauses: list[tuple[str, float, float]] = []
         self._warned_pauses: set[str] = set()  # the warnings of unused pauses that were printed
+        self._has_begun = False  # a loop over the steps has begun
         self._loops: LoopHistory
 
     def _warn_of_shared_generators(self) -> None:
@@ -188,9 +189,21 @@ class State:
         if self._random is not None:
             self._private.restore_random(self._random)
             self._random = None
+            if self._rank.start.is_shared:
+                self._private.reseed_random("joined", self._rank.generation, self._rank.number)
+        is_adapted = not self._has_begun and self._adapt()
+        self._has_begun = True
         self._rank.aim(count)
         if protection is not None:
-            protection.before_loop(training.done, has_consulted=has_consulted)
+            protection.before_loop(
+                training.done, has_consulted=has_consulted or is_adapted, is_adapted=is_adapted
+            )
+
+    def _adapt(self) -> bool:
+        """Let the script adapt to another number of ranks; report whether it could. Return True if it has."""
+        sizes, private = self._rank.sizes, self._private.own
+        self._rank.report_resizing(sizes.fixed_by(private))
+        return sizes.adapt(private)
 
     def _restore_flags(self) -> None:
         frozen = self._flags.begin()

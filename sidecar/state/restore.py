@@ -213,13 +213,13 @@ class Restorer:
         assert order.launch is not None
         assert order.launch.restore is not None
         step = order.launch.restore.step
-        why = f"no member has the private state of rank {rank.rank}"
+        why = f"no member has the private state of rank {rank.source}"
         for source in order.sources:
-            if source.step != step or not source.has(rank.rank):
+            if source.step != step or not source.has(rank.source):
                 continue
-            source = replace(source, rank=rank.rank, count=1)
+            source = replace(source, rank=rank.source, count=1)
             loop = asyncio.get_running_loop()
-            key = (rank.rank, source.generation, source.step)
+            key = (rank.source, source.generation, source.step)
             found = await loop.run_in_executor(None, self._holdings.private, *key)
             try:
                 data = found.data if found else await self._fetcher.private(source)
@@ -244,7 +244,7 @@ class Restorer:
         wanted = launch.restore
         assert wanted is not None
         name = Path(wanted.path).name
-        names = [REPLICATED, *(private_name(each.rank) for each in ranks)]
+        names = [REPLICATED, *dict.fromkeys(private_name(each.source) for each in ranks)]
 
         def moved() -> None:
             self._reading_since_s = time.monotonic()
@@ -266,7 +266,7 @@ class Restorer:
             self._reading_since_s = math.inf
         if wrong:
             raise StateUnavailable(f"checkpoint {name}: {wrong}")
-        files = tuple(replace(r, private=str(path / private_name(r.rank))) for r in ranks)
+        files = tuple(replace(r, private=str(path / private_name(r.source))) for r in ranks)
         return replace(launch, restore=replace(wanted, path=str(path))), files
 
     async def _obtained(
@@ -290,8 +290,8 @@ class Restorer:
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:
     """Return the rank, generation and step of each private state from which this member's ranks can start."""
     return frozenset(
-        (rank.rank, each.generation, each.step)
+        (rank.source, each.generation, each.step)
         for each in order.sources
         for rank in order.ranks
-        if each.has(rank.rank)
+        if each.has(rank.source)
     )

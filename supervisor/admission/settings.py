@@ -65,6 +65,7 @@ class PodSettings:
     members: int | None = None  # None if the pods' owner determines the number
     nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
+    min_members: int = 0  # 0 if not given: all
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY
     snapshot_budget: float = defaults.SNAPSHOT_BUDGET

@@ -57,6 +57,11 @@ def checked(
     if options.resume and options.from_scratch:
         raise BadInput("--resume and --from-scratch cannot be combined: resume the run or start from step 0")
     check_devices(options, gpus)
+    if options.min_members > options.members:
+        raise BadInput(
+            f"invalid value '{options.min_members}' for --min-members: expected at most --members"
+            f" ({options.members})"
+        )
     if options.hang_floor_s > options.first_step_timeout_s:
         raise BadInput(
             f"invalid value {span(options.hang_floor_s)!r} for --hang-floor: expected at most"

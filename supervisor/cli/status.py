@@ -77,6 +77,7 @@ def lines(
     shown = [f"{name}: {_state(found, alive, live, now_s, is_job=path is None)}", ""]
     rows = [
         ("progress", _progress(found)),
+        ("group", _group(found)),
         ("state", _safety(found)),
         ("ETTR", _ettr(found)),
         ("incidents", _incidents(found)),
@@ -99,6 +100,15 @@ def lines(
         if section:
             shown += ["", heading, *(f"  {line}" for line in section)]
     return shown
+
+
+def _group(found: Mapping[str, Any]) -> str:
+    """Return how many members train, if the group is smaller than requested; "" otherwise."""
+    group = found.get("group") or {}
+    members, full = int(group.get("members") or 0), int(group.get("of") or 0)
+    if not 0 < members < full:
+        return ""
+    return f"{members} of {full} members; it grows when a replacement is ready"
 
 
 def _last_output(found: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,8 @@ class PolicyOptions(Protocol):
     @property
     def standby(self) -> int: ...
     @property
+    def min_members(self) -> int: ...
+    @property
     def snapshot_every(self) -> int: ...
     @property
     def snapshot_budget(self) -> float: ...
@@ -48,6 +50,7 @@ def policy_of(options: PolicyOptions, members: int, nproc: int, *, from_scratch:
     return Policy(
         members=members,
         standby=options.standby,
+        min_members=options.min_members if options.min_members < members else 0,
         nproc=nproc,
         snapshot_every=options.snapshot_every,
         snapshot_budget=options.snapshot_budget,

@@ -17,7 +17,7 @@ from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
-from supervisor.decision.places import departures, placement
+from supervisor.decision.places import departures, placement, resizing
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -299,6 +299,19 @@ def swap_departing_members(case: _Case) -> Secure | None:
     return Secure(found, True, found[0].detail) if found else None
 
 
+def grow_group(case: _Case) -> Secure | None:
+    """Stop a group that is smaller than requested between two steps, to let a ready member join it."""
+    found = resizing.due_growth(case.view, case.policy)
+    return Secure(found, True, found[0].detail) if found else None
+
+
+def warn_of_fixed_size(case: _Case) -> Warn | None:
+    """Tell the user once if the script does not allow the smaller group that the user allows."""
+    why = resizing.why_not(case.view, case.policy)
+    known = {each.place for each in case.view.memory.warned}
+    return Warn("--min-members", why) if why and "--min-members" not in known else None
+
+
 def learn_from_stall(case: _Case) -> Learn | None:
     """Remember a stall that ended without a restart if it was longer than all earlier ones of its kind."""
     view = case.view
@@ -326,6 +339,9 @@ def _next_look_ns(case: _Case) -> int:
     """Return when the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
+    grows_ns = resizing.grows_at_ns(view.memory) if view.memory.reduced_by else 0
+    if grows_ns > view.now_ns:
+        until_ns = min(until_ns, grows_ns)
     if stall is None:
         return until_ns
     times_ns = [stall.act_ns, stall.warn_ns, detection.deadline_ns(view, policy)]
@@ -427,7 +443,7 @@ def preserve(case: _Case) -> Preserve | None:
     view, policy, memory = case.view, case.policy, case.view.memory
     if not policy.members_created_externally or policy.checkpoint_every_s <= 0 or memory.incident is None:
         return None
-    if len(placement.choose_members(view, policy)) >= policy.members:
+    if resizing.is_enough(view, policy, placement.choose_members(view, policy)):
         return None
     resumed = case.resumed
     if resumed.source != "slot" or failed_start.is_from_scratch(memory, resumed.step):
@@ -442,7 +458,10 @@ def preserve(case: _Case) -> Preserve | None:
 
 
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
-    """Replace lost members until the group has enough of them, and wait for the new ones."""
+    """Replace lost members until the group has enough of them, and wait for the new ones.
+
+    If the user and the script allow it, the group goes on without them after a while.
+    """
     view, policy, memory = case.view, case.policy, case.view.memory
     able = placement.choose_members(view, policy)
     if len(able) >= policy.members:
@@ -456,6 +475,9 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     replacement = replace_lost_standby(case)
     if replacement is not None:
         return replacement
+    shrinks_ns = resizing.shrinks_at_ns(view, policy, able) if not hoped else None
+    if shrinks_ns is not None and view.now_ns >= shrinks_ns:
+        return None
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
@@ -469,6 +491,10 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     ]
     if unheard:
         return Wait(until_ns, f"waiting for the launcher of {', '.join(unheard)} to report to its sidecar")
+    if shrinks_ns is not None:
+        size = f"{len(able)} of {policy.members} members"
+        why = f"waiting for a replacement of {', '.join(away)}, before the group goes on with {size}"
+        return Wait(min(until_ns, shrinks_ns), why)
     return Wait(until_ns, f"waiting for {', '.join(away)}, or for a replacement")
 
 
@@ -559,6 +585,8 @@ _RUNNING: tuple[DecisionRule, ...] = (
     finish,
     secure_before_stop,
     swap_departing_members,
+    grow_group,
+    warn_of_fixed_size,
     learn_from_stall,
     await_first_step,
     replace_lost_standby,

@@ -98,7 +98,17 @@ def _preserves(memory: JobState) -> bool:
 def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
     block = memory.seats[member]
     first = block * memory.nproc
-    ranks = tuple(RankStart(first + local, local) for local in range(memory.nproc))
+    sources = state_sources.ranks_of(memory, block)
+    shared = state_sources.is_shared(memory, block)
+    ranks = tuple(
+        RankStart(
+            first + local,
+            local,
+            state_of=-1 if source == first + local else source,
+            is_shared=shared,
+        )
+        for local, source in enumerate(sources)
+    )
     return MemberOrder(
         "run",
         memory.generation,

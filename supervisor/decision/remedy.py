@@ -233,7 +233,7 @@ def start_generation(
     cuts = (*cut_off_work.find(view, found), *changes)
     end = (
         _unrepeatable(view, cause, found, cut_off_work.not_repeated(cuts, resumed.step))
-        or _wrong_world_size(view, resumed)
+        or _wrong_world_size(view, policy, resumed)
         or _no_state_left(view, policy, cause, found, resumed)
     )
     if end is not None:
@@ -242,7 +242,7 @@ def start_generation(
     moved = [name for name in chosen if name not in view.memory.seats]
     master_addr, master_port = _rendezvous(view, chosen[0])
     skip, skipped = _skipped(view, policy, cause, resumed)
-    measure = _measure(view, policy, cause, resumed, moved)
+    measure = _measure(view, policy, cause, resumed, moved) + _new_size(view, policy, chosen)
     return Start(
         placement=chosen,
         resume=resumed,
@@ -251,7 +251,12 @@ def start_generation(
         master_port=master_port,
         cause=cause,
         remedy=_remedy(cause, bool(moved)),
-        evidence=(*skipped, *_passed_over(view, cause, resumed), *_names_cut_off(cuts, resumed)),
+        evidence=(
+            *skipped,
+            *_passed_over(view, cause, resumed),
+            *_names_cut_off(cuts, resumed),
+            *_not_equal(view, chosen),
+        ),
         why=f"{_trigger(cause)}: {measure}",
         measure=measure,
         cut=cuts,
@@ -273,10 +278,15 @@ def _unrepeatable(
     return None
 
 
-def _wrong_world_size(view: View, resumed: ResumePoint) -> End | None:
-    """Return an `End` if the group would resume from a checkpoint of a run with another world size."""
+def _wrong_world_size(view: View, policy: Policy, resumed: ResumePoint) -> End | None:
+    """Return an `End` if the group would resume from a checkpoint of a run with another world size.
+
+    If the user allows other sizes, the ranks refuse the state unless the script does too.
+    """
     stored = resume_point.checkpoint_of(view, resumed)
     if stored is None or stored.world_size == view.memory.world_size:
+        return None
+    if policy.min_members and stored.world_size % view.memory.nproc == 0:
         return None
     there, here = stored.world_size, view.memory.world_size
     wrong = f"checkpoint {resumed.path} has world size {there}, but this run has {here}"
@@ -416,6 +426,24 @@ def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoi
         return f"roll back and resume {state}"
     where = f"on {', '.join(moved)}" if moved else "in place"
     return f"restart the processes {where}, {state}"
+
+
+def _new_size(view: View, policy: Policy, chosen: tuple[str, ...]) -> str:
+    """Return the part of the measure about the group's size; "" if it is the full one."""
+    if len(chosen) >= policy.members and not view.memory.reduced_by:
+        return ""
+    return f", with {len(chosen)} of {policy.members} members"
+
+
+def _not_equal(view: View, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a line for the incident if the group goes on with another number of ranks."""
+    before, after = view.memory.world_size, len(chosen) * view.memory.nproc
+    if before == after:
+        return ()
+    return (
+        f"the world size changes from {before} to {after}: from here on, the weights are no longer bit-equal"
+        " to those of an undisturbed run",
+    )
 
 
 def _host(url: str) -> str:

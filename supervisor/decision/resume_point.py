@@ -17,7 +17,7 @@ from typing import TypeAlias
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, StateSource
 from supervisor.identity_cache import by_identity
-from supervisor.view import faults, members
+from supervisor.view import faults, members, reports
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
@@ -63,12 +63,37 @@ def _newest_snapshot(view: View, at_most: int | None, void: frozenset[tuple[int,
             if not unusable[snapshot] and not is_damaged(report, snapshot):
                 found.setdefault((snapshot.step, snapshot.generation), []).append(report)
     for (step, generation), holders in sorted(found.items(), reverse=True):
-        private = _private_sources(view, step)
+        private = _private_sources(view, step, generation)
         if private is not None:
             replicated = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
             names = tuple(h.member for h in holders)
-            return ResumePoint(step, generation, "slot", "", (*replicated, *private), names)
+            sources, size = (*replicated, *private), _other_size(view, _ranks_of(view.memory, generation))
+            return ResumePoint(step, generation, "slot", "", sources, names, world_size=size)
     return None
+
+
+def holds_state(view: View) -> bool:
+    """True if the group holds a state, as far as members report it while their ranks run."""
+    if reports.script_keeps_own_state(view) or newest_checkpoint(view) is not None:
+        return True
+    return any(m.report is not None and m.report.slots and can_serve(view, m) for m in view.members)
+
+
+def _other_size(view: View, world_size: int) -> int:
+    """Return `ResumePoint.world_size` for a state of `world_size` ranks."""
+    return 0 if world_size == view.memory.world_size else world_size
+
+
+def _size_at(memory: JobState, generation: int) -> int:
+    """Return how many changes of the group's size there had been when `generation` began."""
+    return sum(each.generation <= generation for each in memory.sizes)
+
+
+def _ranks_of(memory: JobState, generation: int) -> int:
+    """Return how many ranks `generation` had."""
+    changes = _size_at(memory, generation)
+    members_then = memory.sizes[changes - 1].members if changes else memory.full_members
+    return members_then * memory.nproc
 
 
 def _usable_reports(view: View) -> list[MemberReport]:
@@ -137,10 +162,19 @@ def _read_private_states(
     return found
 
 
-def _private_sources(view: View, step: int) -> tuple[StateSource, ...] | None:
-    """Return the sources of every rank's private state at `step`; None if any rank lacks one."""
-    held = _private_states(view.members)[step]
-    if len(held) < view.memory.world_size:
+def _private_sources(view: View, step: int, saved_by: int) -> tuple[StateSource, ...] | None:
+    """Return the sources of every rank's private state at `step`; None if any rank lacks one.
+
+    They are states of generations of the same size as `saved_by`, because ranks of another size have other
+    numbers.
+    """
+    memory = view.memory
+    held, world_size, size = (
+        _private_states(view.members)[step],
+        _ranks_of(memory, saved_by),
+        _size_at(memory, saved_by),
+    )
+    if len(held) < world_size:
         return None
     urls = {
         position: member.report.peer_url
@@ -149,11 +183,12 @@ def _private_sources(view: View, step: int) -> tuple[StateSource, ...] | None:
     }
     usable: dict[int, bool] = {}  # by generation
     sources: list[StateSource] = []
-    for rank in range(view.memory.world_size):
+    for rank in range(world_size):
         newest, holders = -1, list[str]()
         for generation, position, final in held.get(rank, ()):
             if generation not in usable:
-                usable[generation] = valid(generation, step, view.memory.lineage)
+                is_valid = valid(generation, step, memory.lineage)
+                usable[generation] = is_valid and _size_at(memory, generation) == size
             if not final or generation < newest or position not in urls or not usable[generation]:
                 continue
             if generation > newest:
@@ -177,7 +212,8 @@ def _newest_checkpoint(
         return None
     found = max(usable, key=lambda each: (each.step, each.generation))
     notes = tuple(each.note for each in view.stored.unusable if each.step >= found.step)
-    return ResumePoint(found.step, found.generation, "checkpoint", found.path, notes=notes)
+    size = _other_size(view, found.world_size)
+    return ResumePoint(found.step, found.generation, "checkpoint", found.path, notes=notes, world_size=size)
 
 
 def checkpoint_of(view: View, resumed: ResumePoint) -> Checkpoint | None:

@@ -33,8 +33,26 @@ def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
 def for_ranks(memory: JobState, block: int) -> tuple[StateSource, ...]:
     """Return the sources of the private states of the ranks at `block` of the placement."""
     found = _sorted_by_rank(memory.sources)
-    ranks = range(block * memory.nproc, (block + 1) * memory.nproc)
-    return grouped(source for rank in ranks for source in found.get(rank, ()))
+    return grouped(source for rank in ranks_of(memory, block) for source in found.get(rank, ()))
+
+
+def ranks_of(memory: JobState, block: int) -> range:
+    """Return the ranks whose private states the ranks at `block` of the placement start from.
+
+    They have other numbers if the group that saved the state had another size. A new member starts from the
+    states of another one.
+    """
+    launch = memory.launch
+    if launch is not None and launch.states_of and launch.restore is not None:
+        saved = max(1, (launch.restore.world_size or launch.world_size) // memory.nproc)
+        block = launch.states_of[block] if launch.states_of[block] >= 0 else block % saved
+    return range(block * memory.nproc, (block + 1) * memory.nproc)
+
+
+def is_shared(memory: JobState, block: int) -> bool:
+    """True if the ranks at `block` start from private states that other ranks go on with."""
+    states_of = memory.launch.states_of if memory.launch is not None else ()
+    return bool(states_of) and states_of[block] < 0
 
 
 def for_checkpoint(memory: JobState) -> tuple[StateSource, ...]:

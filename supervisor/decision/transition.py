@@ -16,7 +16,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
-from supervisor.decision.places import node_loss
+from supervisor.decision.places import node_loss, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -144,8 +144,9 @@ def _learn(view: View, action: Learn, _: Policy) -> JobState:
     return replace(view.memory, learned=_learned(view.memory, action))
 
 
-def _settle(view: View, _action: Settle, _: Policy) -> JobState:
-    return replace(view.memory, settled=True, incident=None, unbegun=None)
+def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
+    resizable = bool(policy.min_members) and resizing.can_resize(view)
+    return replace(view.memory, settled=True, incident=None, unbegun=None, resizable=resizable)
 
 
 def _save(view: View, action: Save, _: Policy) -> JobState:
@@ -291,14 +292,19 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
     resumed, found = action.resume, faults.of_incident(view, policy)
-    restore = None
+    size = len(action.placement)
+    world_size, saved_ranks = size * memory.nproc, resumed.world_size or memory.world_size
+    restore: Restore | None = None
+    states_of: tuple[int, ...] = ()
     if resumed.source != "none":
         # Only the name, because the path to the checkpoint can differ between members.
         name = resumed.path.rpartition("/")[2]
-        restore = Restore(resumed.step, resumed.generation, resumed.source, name)
+        other_size = saved_ranks if saved_ranks != world_size else 0
+        restore = Restore(resumed.step, resumed.generation, resumed.source, name, world_size=other_size)
+        states_of = resizing.states_of(view, policy, resumed.generation, saved_ranks // memory.nproc)
     launch = Launch(
         generation=generation,
-        world_size=memory.world_size,
+        world_size=world_size,
         nproc=memory.nproc,
         master_addr=action.master_addr,
         master_port=action.master_port,
@@ -312,12 +318,17 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         restore=restore,
         grace_s=policy.grace_s,
         backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
+        states_of=states_of,
+        may_resize=bool(policy.min_members),
     )
     history = memory.history
     if action.cause is not None and not kind_of(action.cause.kind).is_planned:
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,
+        world_size=world_size,
+        reduced_by=max(0, policy.members - size) if policy.min_members else 0,
+        sizes=resizing.sizes_after(view, policy, generation),
         since_ns=view.now_ns,
         started_ns=view.now_ns,
         generation=generation,
@@ -371,6 +382,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
     """Return the open incident with its faults and the decision."""
     incident, resumed = view.memory.incident, action.resume
     assert incident is not None
+    world_size = len(action.placement) * view.memory.nproc
     reached = max(incident.reached, reports.furthest_step(view))
     lost_steps = max(0, reached - resumed.step)
     known = reached == 0 or not reports.script_keeps_own_state(view)
@@ -392,6 +404,7 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         lost=lost_steps if known else None,
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
+        resized=(view.memory.world_size, world_size) if world_size != view.memory.world_size else (),
     )
 
 
@@ -437,7 +450,7 @@ def _emergency(memory: JobState, action: Start) -> _Saving:
 
 def _peers(view: View, placement: tuple[str, ...]) -> tuple[StateSource, ...]:
     urls = [m.report.peer_url if (m := view.member(name)) and m.report else "" for name in placement]
-    ranks = range(view.memory.world_size)
+    ranks = range(len(placement) * view.memory.nproc)
     return tuple(StateSource(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 

@@ -110,7 +110,10 @@ def generation(status: StatusDocument) -> str:
     """Say in words which group runs and which step it started from."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
+    full = int((status.get("group") or {}).get("of") or 0)
     where = f" on {count(members, 'member')}" if members else ""
+    if 0 < members < full:
+        where = f" on {members} of {count(full, 'member')}"
     since = status.get("resumed")
     start = (
         f", from step {since['step']:,} ({_SOURCES.get(since['source'], since['source'])})" if since else ""

@@ -41,6 +41,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
         "lost_steps": incident.lost,
         "lost_at_least": incident.at_least,
         "own_state": incident.own_state,
+        **_world_size(incident),
         "remedy": incident.remedy,
         "why": incident.why,
         "resume": _resume(incident),
@@ -82,6 +83,14 @@ def _cut_short(incident: OpenIncident) -> list[dict[str, Any]]:
         for each in incident.cut
         if each.after_s
     ]
+
+
+def _world_size(incident: OpenIncident) -> dict[str, Any]:
+    """Return the numbers of ranks before and after the incident, if it changed."""
+    if len(incident.resized) != 2:
+        return {}
+    before, after = incident.resized
+    return {"world_size": {"before": before, "after": after}}
 
 
 def _resume(incident: OpenIncident) -> dict[str, Any] | None:

@@ -69,6 +69,7 @@ METRICS = (
     ),
     MetricSpec(Gauge, "holdfast_generation", "How many times the group was formed."),
     MetricSpec(Gauge, "holdfast_members", "Members by role.", ("role",)),
+    MetricSpec(Gauge, "holdfast_missing_members", "Members that the group trains without."),
     MetricSpec(Gauge, "holdfast_phase", "1 for the current phase.", ("phase",)),
     MetricSpec(Gauge, "holdfast_checkpoint_step", "Steps in the newest checkpoint."),
     MetricSpec(Gauge, "holdfast_checkpoint_failing", "1 while checkpoints cannot be written."),
@@ -130,6 +131,8 @@ class Metrics:
             self._show(name, status[key])
         gauges = self._gauges
         gauges["generation"].set(status["generation"])
+        group = status["group"]
+        gauges["missing_members"].set(group["of"] - group["members"] if group["members"] else 0)
         for role in ROLES:
             gauges["members"].labels(role).set(sum(m["role"] == role for m in status["members"]))
         for name, key in _RANK_VALUES.items():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from supervisor.decision import closing, memory_needed, remedy, resume_point
-from supervisor.decision.places import node_loss
+from supervisor.decision.places import node_loss, placement, resizing
 from supervisor.hangs import detection
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record as incidents
@@ -20,7 +21,17 @@ from supervisor.observability import warm_pool
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Ledger
 from supervisor.view import reports
-from supervisor.view.model import ENDING_PHASES, UNREAD, Checkpoint, Fault, JobState, MemberView, Policy, View
+from supervisor.view.model import (
+    ENDING_PHASES,
+    SECOND_NS,
+    UNREAD,
+    Checkpoint,
+    Fault,
+    JobState,
+    MemberView,
+    Policy,
+    View,
+)
 from supervisor.view.slow_ranks import SlowRank
 from supervisor.wording import count
 
@@ -113,6 +124,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
         "phase": memory.phase,
         "generation": memory.generation,
         "world_size": memory.world_size,
+        "group": {"members": len(memory.placement), "of": memory.full_members},
         "step": min(steps) if steps else None,
         "total_steps": _goal(view),
         "loss": reports.finite(loss) if loss is not None else None,
@@ -206,7 +218,9 @@ def _awaited(view: View, policy: Policy) -> str:
     doubted = remedy.checkpoint_to_verify(view, policy)
     if doubted is not None:
         return f"verifying the checkpoint of step {doubted.step} before it is used"
-    return _awaited_at_start(view) if memory.phase == "forming" else _awaited_after_fault(view)
+    if memory.phase == "forming":
+        return _awaited_at_start(view)
+    return _awaited_before_shrinking(view, policy) or _awaited_after_fault(view)
 
 
 def _is_unreadable(view: View, policy: Policy) -> bool:
@@ -237,6 +251,16 @@ def _awaited_at_start(view: View) -> str:
 def _awaited_after_fault(view: View) -> str:
     running, needed = sum(m.exists for m in view.members), view.memory.world_size // view.memory.nproc
     return f"{running} of {needed} members are running" if running < needed else ""
+
+
+def _awaited_before_shrinking(view: View, policy: Policy) -> str:
+    """Return how long the group waits for a replacement before it goes on smaller; "" if it does not."""
+    chosen = placement.choose_members(view, policy)
+    at_ns = resizing.shrinks_at_ns(view, policy, chosen) if view.memory.incident is not None else None
+    if at_ns is None or at_ns <= view.now_ns:
+        return ""
+    left_s = math.ceil((at_ns - view.now_ns) / SECOND_NS)
+    return f"waiting {left_s} s for a replacement, then going on with {len(chosen)} of {policy.members}"
 
 
 def _awaited_launcher(absent: Sequence[MemberView]) -> str:

@@ -122,6 +122,9 @@ RUN = (
     Option(("--standby",), "standby", whole_number(0, 64), "S", _PROCESSES,
            "standbys: warm members without ranks, ready to replace a lost member", "0", "members",
            launchers_own=True),
+    Option(("--min-members",), "min_members", whole_number(1, 100_000, {"all": 0}), "M", _PROCESSES,
+           "least number of members to train with while a lost member has no replacement; the script must"
+           " allow it", "all", "members", launchers_own=True),
     Option(("--warm",), "warm", choice(*defaults.WARM_STRATEGIES), "HOW", _PROCESSES,
            "way to keep replacement processes ready", defaults.WARM_STRATEGIES[0]),
     Option(("--snapshot-every",), "snapshot_every",

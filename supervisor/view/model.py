@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from holdfast.protocol import defaults
+from holdfast.protocol.codec import added
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSource
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import MemberReport, StateSource
@@ -175,6 +176,23 @@ class ResumePoint:
     sources: tuple[StateSource, ...] = ()
     holders: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    # the number of ranks that saved the state, if the group has another number now; otherwise 0
+    world_size: int = field(default=0, metadata=added())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """The size of the group from one generation on, until the next entry.
+
+    Ranks are numbered without gaps, so a rank of another size can have another number. Element i of `carried`
+    is the position, in the previous size, of the member whose ranks' private states the i-th member went on
+    with; -1 if it was new.
+    """
+
+    generation: int
+    members: int
+    carried: tuple[int, ...]
+    at_ns: int  # when the group was resized
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +227,15 @@ class OpenIncident:
     survived_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
     # when there were enough members again, if the group waited for another one to connect; 0 if it did not
     manned_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
+    # the number of ranks before and after the incident, if it changed; () if it did not
+    resized: tuple[int, ...] = field(default=(), metadata=added())
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
     """Everything that a supervisor must know to take over from its predecessor."""
 
-    world_size: int
+    world_size: int  # of the current generation
     nproc: int
     phase: JobPhase = "forming"
     since_ns: int = 0
@@ -263,6 +283,18 @@ class JobState:
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
+    # how many members fewer than the run's full size the group has (`Policy.min_members`)
+    reduced_by: int = field(default=0, metadata=added())
+    sizes: tuple[GroupSize, ...] = field(
+        default=(), metadata=added()
+    )  # the changes of the size, oldest first
+    # True once all ranks have reported that the script can go on with another number of ranks
+    resizable: bool = field(default=False, metadata=added())
+
+    @property
+    def full_members(self) -> int:
+        """The number of members of the run's full size."""
+        return self.world_size // max(1, self.nproc) + self.reduced_by
 
     @property
     def seats(self) -> Mapping[str, int]:
@@ -483,6 +515,8 @@ class Policy:
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
     # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
     has_storage: bool = field(default=True, metadata=UNRECORDED)
+    # without a standby for a lost member, the group goes on with at least this many members; 0: it waits
+    min_members: int = field(default=0, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ ORDER = (
     "test_planned",
     "test_bad_nodes",
     "test_yielding",
+    "test_resizing",
     "test_shared_node",
     "test_outages",
     "test_node_agent",

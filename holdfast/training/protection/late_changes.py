@@ -61,17 +61,19 @@ class LateChanges:
 
     # -- between two loops
 
-    def before_loop(self, step: int, *, has_consulted: bool) -> None:
+    def before_loop(self, step: int, *, has_consulted: bool, is_adapted: bool = False) -> None:
         """Record the state at the start of the loop as the state of `step`; copy it if necessary.
 
         A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
         `has_consulted` means that the script may have read the number of completed steps, and its work since
-        `protect` may depend on that number.
+        `protect` may depend on that number. `is_adapted` means that the script has adapted the state to
+        another number of ranks (`Session.on_resize`), which it must do then.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()
         if what is not None:  # the script has changed the state, and the loop starts from the changed state
-            self._warn_before_loop(what, step, first, has_consulted)
+            if not is_adapted:
+                self._warn_before_loop(what, step, first, has_consulted)
             whole = self._snapshots.forget(step) and not self._gate.frozen
             if not first:
                 self._snapshots.note_late(step, whole)

@@ -56,7 +56,7 @@ class Protection:
         self._rank, self._objects, self._private, self._flags = rank, replicated, private, flags
         self.committed = CommittedState(replicated, device, rank.warn_once)
         self.snapshots = SnapshotSchedule(
-            rank, replicated, device, gate, self.committed, directory, flags.document
+            rank, replicated, device, gate, self.committed, directory, self._document
         )
         # The group can resume from a snapshot only while the private states of its step exist, so they are
         # pinned.
@@ -110,13 +110,22 @@ class Protection:
             layout = safetensors.parse(data)
             private = self._private
             for warning in restoring.restore(
-                self._objects, layout, data, private.moved, private.own, self._flags
+                self._objects, layout, data, private.moved, private.own, self._read_document
             ):
                 self._rank.warn_once(warning)
             if base := self._rank.launch.restore:
                 self.snapshots.writer.restored(path, base.generation, base.step, layout.header)
         finally:
             unlock(lock)
+
+    def _document(self) -> Mapping[str, Any]:
+        """Return what a snapshot's document contains in addition to the objects."""
+        return {**self._flags.document(), **self._rank.sizes.document()}
+
+    def _read_document(self, document: Mapping[str, Any]) -> None:
+        self._flags.restore(document)
+        restore = self._rank.launch.restore
+        self._rank.sizes.restore(document, restore.step if restore is not None else 0)
 
     def _refuse_another(self, path: Path) -> None:
         """Raise SnapshotGone if the locked slot `path` does not hold the snapshot to resume from.
@@ -134,15 +143,15 @@ class Protection:
 
     # -- the loop
 
-    def before_loop(self, step: int, *, has_consulted: bool = True) -> None:
+    def before_loop(self, step: int, *, has_consulted: bool = True, is_adapted: bool = False) -> None:
         """Secure the state at the start of the loop. Collective.
 
-        For `has_consulted`, see `LateChanges.before_loop`.
+        For `has_consulted` and `is_adapted`, see `LateChanges.before_loop`.
         """
         self.backup.begin_loop(step)
         self.snapshots.begin_loop(step)
         self._over = -1
-        self.changes.before_loop(step, has_consulted=has_consulted)
+        self.changes.before_loop(step, has_consulted=has_consulted, is_adapted=is_adapted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
         """Store the private state of `step` in two places before the optimizer writes that step. Collective.

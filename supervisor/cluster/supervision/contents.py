@@ -39,7 +39,7 @@ class RunSize(NamedTuple):
 
     @classmethod
     def of(cls, memory: JobState) -> RunSize:
-        return cls(memory.world_size // max(1, memory.nproc), max(0, memory.nproc))
+        return cls(memory.full_members, max(0, memory.nproc))
 
 
 @dataclass(frozen=True, slots=True)

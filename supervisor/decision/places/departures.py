@@ -30,18 +30,11 @@ def due(view: View, policy: Policy) -> tuple[Fault, ...]:
     if not view.memory.settled:
         return ()
     found = placement.departing_members(view, policy)
-    if not found or not _can_resume(view) or (not _is_urgent(view, found) and cut_off_work.find(view, ())):
+    if not found or not resume_point.holds_state(view):
+        return ()
+    if not _is_urgent(view, found) and cut_off_work.find(view, ()):
         return ()
     return tuple(_fault(view, name) for name in found)
-
-
-def _can_resume(view: View) -> bool:
-    """True if the group holds a state, as far as members report it while their ranks run."""
-    if reports.script_keeps_own_state(view) or resume_point.newest_checkpoint(view) is not None:
-        return True
-    return any(
-        m.report is not None and m.report.slots and resume_point.can_serve(view, m) for m in view.members
-    )
 
 
 def _is_urgent(view: View, names: tuple[str, ...]) -> bool:
@@ -125,12 +118,13 @@ def unheard(view: View) -> tuple[str, ...]:
 
 
 def await_standbys(view: View, policy: Policy, cause: Fault) -> Wait | None:
-    """Return a `Wait` if the group has stopped for a swap, and the standby has had no time to report yet."""
+    """Return a `Wait` if the group has stopped for a swap, or to grow, and a standby has yet to report."""
     waiting = unheard(view)
     if not kind_of(cause.kind).is_planned or not waiting:
         return None
     chosen = frozenset(placement.choose_members(view, policy))
-    if not any(m.departure is not None and m.name in chosen for m in view.members):
+    grows = cause.kind == "growth" and len(chosen) < policy.members
+    if not grows and not any(m.departure is not None and m.name in chosen for m in view.members):
         return None
     least_s = min(m.silent_s for m in view.members if m.name in waiting)
     until_ns = view.now_ns + int((HEARD_S - least_s) * SECOND_NS) + 1

@@ -14,8 +14,22 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
     about to end. Such a member never gets ranks that it does not have, unless its node is only suspected to
-    be faulty and there is no other one.
+    be faulty and there is no other one. If the group is smaller than requested, the other standbys join it
+    at its end.
     """
+    return tuple(name for _, name in _choose(view, policy))
+
+
+def kept_positions(view: View, policy: Policy) -> tuple[int, ...]:
+    """Return, for each chosen member, the position in the current placement that it keeps or takes over.
+
+    It is -1 for a member that makes the group larger. For the first group, it is the member's own position.
+    """
+    return tuple(position for position, _ in _choose(view, policy))
+
+
+def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
+    """Return the chosen members with their positions; see `kept_positions`."""
     memory = view.memory
     usable = {m.name: m for m in view.members if members.is_usable(view, m, policy)}
     ready = [
@@ -28,15 +42,17 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     ready.sort(key=lambda m: m.departure is not None)
     standbys = [m.name for m in ready]
     if not memory.placement:
-        return tuple(standbys[: policy.members])
+        return tuple(enumerate(standbys[: policy.members]))
     away = _replaced_early(view, usable, sum(m.departure is None for m in ready))
-    chosen: list[str] = []
-    for name in memory.placement:
+    chosen: list[tuple[int, str]] = []
+    for position, name in enumerate(memory.placement):
         if name in usable and name not in away and not (standbys and _keeps_failing(view, name)):
-            chosen.append(name)
+            chosen.append((position, name))
         elif standbys:
-            chosen.append(standbys.pop(0))
-    return tuple(chosen)
+            chosen.append((position, standbys.pop(0)))
+    able = [name for name in standbys if usable[name].departure is None]
+    added = able[: max(0, policy.members - len(chosen))] if memory.reduced_by else []
+    return (*chosen, *((-1, name) for name in added))
 
 
 def departing_members(view: View, policy: Policy) -> tuple[str, ...]:
@@ -44,7 +60,7 @@ def departing_members(view: View, policy: Policy) -> tuple[str, ...]:
     if all(m.departure is None for m in view.members):
         return ()
     chosen = choose_members(view, policy)
-    if len(chosen) < policy.members:
+    if len(chosen) < (len(view.memory.placement) if view.memory.reduced_by else policy.members):
         return ()
     found = (view.member(name) for name in view.memory.placement if name not in chosen)
     return tuple(m.name for m in found if m is not None and m.departure is not None)

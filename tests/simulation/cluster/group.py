@@ -47,7 +47,7 @@ class Group:
         return sorted([r for r in here if r.generation == generation], key=lambda rank: rank.number)
 
     def _is_whole(self, ranks: list[Rank]) -> bool:
-        full = len(ranks) == self.world.policy.members * self.world.policy.nproc
+        full = bool(ranks) and len(ranks) == self.launches[ranks[0].generation].world_size
         return full and all(rank.alive for rank in ranks)
 
     # -- joining
@@ -154,7 +154,8 @@ class Group:
         if rank.local == 0 and every and content.step % every == 0:
             rank.member.snapshot(rank)
         if not rank.marks.first_step_ns:
-            rank.marks = replace(rank.marks, first_step_ns=self.world.now_ns)
+            resizes = self.world.resizes and self.launches[rank.generation].may_resize
+            rank.marks = replace(rank.marks, first_step_ns=self.world.now_ns, resizes=resizes)
             rank.member.changed()
         self.world.store.now_and_then(rank)
 

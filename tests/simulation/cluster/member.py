@@ -229,5 +229,9 @@ class Member:
     def holds(self, generation: int, step: int) -> Content | None:
         return next((c for g, c in self.slots if (g, c.step) == (generation, step)), None)
 
-    def has_private(self, rank: int, step: int) -> bool:
-        return any((held.rank, held.step) == (rank, step) for held in self.privates.values())
+    def has_private(self, rank: int, step: int, since: int = 0, before: int = 1 << 60) -> bool:
+        """True if the member has a rank's private state of `step`, made by range(since, before)."""
+        return any(
+            (held.rank, held.step) == (rank, step) and since <= held.generation < before
+            for held in self.privates.values()
+        )

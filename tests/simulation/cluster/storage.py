@@ -65,8 +65,8 @@ class Store:
         if not found:
             return f"no member has the snapshot of step {wanted.step}"
         for rank in order.ranks:
-            if not any(m.has_private(rank.rank, wanted.step) for m in (member, *others)):
-                return f"no member has the private state of rank {rank.rank}"
+            if not any(m.has_private(rank.source, wanted.step) for m in (member, *others)):
+                return f"no member has the private state of rank {rank.source}"
         return found[0]
 
     def now_and_then(self, rank: Rank) -> None:
@@ -90,7 +90,8 @@ class Store:
         path = f"step-{content.step}-{generation}"
         self._contents[path] = content
         skipped = tuple(sorted(content.skipped))
-        fresh = Checkpoint(content.step, generation, self.world.memory.world_size, path, skipped)
+        world_size = self.world.group.launches[generation].world_size
+        fresh = Checkpoint(content.step, generation, world_size, path, skipped)
         older = [each for each in self.found if each.step != content.step]
         self.found = [*older[1 - KEPT :], fresh]
         return path

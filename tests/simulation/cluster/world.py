@@ -66,6 +66,7 @@ class World:
     hang_ms: int = 600
     peers_hang: bool = False  # as on a GPU, where a dead peer leaves the others waiting
     keeps_itself: bool = False  # the script never joins, so holdfast has none of its state
+    resizes: bool = False  # the script can go on with another number of ranks
     now_ns: int = BEGIN_NS
     points: int = 0
     decided: list[int] = field(default_factory=list)  # the points of the decisions
@@ -308,7 +309,9 @@ class World:
             assert not self.store.found, "ends although there is a checkpoint"
         if isinstance(action, Start):
             self.starts.append(action)
-            assert len(set(action.placement)) == self.policy.members
+            least = self.policy.min_members if self.resizes else 0
+            assert len(set(action.placement)) == len(action.placement)
+            assert (least or self.policy.members) <= len(action.placement) <= self.policy.members
             assert action.resume.step >= self._best(view), "resumes from an older state than it could"
             if action.resume.source == "slot":
                 held = self.members[action.resume.holders[0]]
@@ -327,8 +330,15 @@ class World:
         for member in members:
             for made_by, content in member.slots:
                 beyond = any(content.step > step for number, step in void if number > made_by)
-                ranks = range(view.memory.world_size)
-                whole = all(any(m.has_private(rank, content.step) for m in members) for rank in ranks)
+                launch, sizes = self.group.launches.get(made_by), view.memory.sizes
+                ranks = range(launch.world_size if launch is not None else view.memory.world_size)
+                since = max((each.generation for each in sizes if each.generation <= made_by), default=0)
+                before = min(
+                    (each.generation for each in sizes if each.generation > made_by), default=1 << 60
+                )
+                whole = all(
+                    any(m.has_private(rank, content.step, since, before) for m in members) for rank in ranks
+                )
                 if whole and not beyond and not content.poisoned:
                     best = max(best, content.step)
         return best

@@ -12,9 +12,11 @@ import holdfast
 
 GUIDE = Path(__file__).parents[3] / "docs" / "user-guide.md"
 ATTRIBUTES = {
-    "Session": {"device", "generation", "local_rank", "protect", "rank", "world_size"},
+    "Session": {
+        *("device", "generation", "local_rank", "on_resize", "protect", "rank", "resized", "world_size"),
+    },
     "State": {"commit", "pause", "step", "steps"},
-    "Batches": {"ends_epoch", "epoch", "indices", "position", "steps"},
+    "Batches": {"ends_epoch", "epoch", "first_step", "indices", "position", "steps"},
 }
 CLASSES = [name for name in holdfast.__all__ if inspect.isclass(getattr(holdfast, name))]
 FUNCTIONS = [name for name in holdfast.__all__ if inspect.isfunction(getattr(holdfast, name))]

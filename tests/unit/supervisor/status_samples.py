@@ -49,6 +49,7 @@ def status(**changed: Any) -> dict[str, Any]:
         "phase": "running",
         "generation": 3,
         "world_size": 2,
+        "group": {"members": 2, "of": 2},
         "step": 1234,
         "loss": 2.41312,
         "step_s": 0.07,

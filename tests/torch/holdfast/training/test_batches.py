@@ -17,6 +17,7 @@ from holdfast.errors import BadInput
 from holdfast.protocol.launcher_messages import Launch, RankStart
 from holdfast.training.batches import Batches
 from holdfast.training.session import Session
+from holdfast.training.world_sizes import SIZES_KEY, WorldSizes
 
 torch.set_num_threads(1)
 
@@ -217,3 +218,103 @@ def test_batches_is_exported() -> None:
 def test_invalid_arguments_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         batches_of(**given)
+
+
+SIZES = ((0, 3), (4, 2), (9, 3))  # the first steps of the world sizes
+
+
+def sized(sizes: tuple[tuple[int, int], ...], rank: int, **given: Any) -> Batches:
+    """Return the batches of a run in which the world size has changed."""
+    world_size = sizes[-1][1]
+    session = Session(replace(LAUNCH, world_size=world_size), RankStart(rank, 0), None)
+    document = {SIZES_KEY: [list(each) for each in sizes]}
+    session._rank.sizes.restore(document, sizes[-1][0])
+    return Batches(given.pop("dataset", Noisy(60)), 2, session, session.protect(), **given)
+
+
+def seen_by_all(until: int, **given: Any) -> list[tuple[int, int]]:
+    """Return the epoch and the index of each sample that any rank sees before step `until`."""
+    found = []
+    for number, (first, world_size) in enumerate(SIZES):
+        last = SIZES[number + 1][0] if number + 1 < len(SIZES) else until
+        for rank in range(world_size):
+            batches = sized(SIZES[: number + 1], rank, **given)
+            for step in range(first, min(last, until)):
+                found += [(batches.epoch(step), index) for index in batches.indices(step)]
+    return found
+
+
+def test_an_epoch_goes_on_with_the_samples_that_follow_if_the_number_of_ranks_changes() -> None:
+    batches = sized(SIZES, 0)
+    end = batches.first_step(1)
+    assert end == 9 + (60 - 4 * 6 - 5 * 4) // 6
+    seen = [index for epoch, index in seen_by_all(end) if epoch == 0]
+    assert len(set(seen)) == len(seen), "no sample twice"
+    assert [batches.position(step) for step in (4, 9, 10)] == [24, 44, 50]
+    assert batches.ends_epoch(end - 1)
+    assert batches.first_step(3) == end + 2 * len(batches)
+    assert batches.epoch(batches.first_step(3)) == 3
+
+
+def test_each_sample_of_an_epoch_is_seen_if_the_last_batch_is_filled_up() -> None:
+    end = sized(SIZES, 0, drop_last=False).first_step(2)
+    for epoch in range(2):
+        seen = [index for each, index in seen_by_all(end, drop_last=False) if each == epoch]
+        assert set(seen) == set(range(60))
+        assert len(seen) < 60 + 6
+
+
+def test_an_epoch_that_lacks_samples_for_a_larger_group_still_has_a_last_step() -> None:
+    """Before the change, the epoch had one more step."""
+    sizes = ((0, 1), (5, 3))
+    batches = sized(sizes, 2, dataset=Noisy(12))
+    assert (batches.epoch(5), batches.epoch(6)) == (0, 1)
+    assert batches.ends_epoch(5)
+    assert batches.first_step(1) == 6
+
+
+@pytest.mark.parametrize("found", [3, [], [[1, 2]], [[0, 0]], [[0, 2], [0, 3]], [["a", 2]]])
+def test_sizes_in_a_snapshot_that_are_not_valid_are_refused(found: object) -> None:
+    with pytest.raises(BadInput, match="is not a list of steps"):
+        WorldSizes(2).restore({SIZES_KEY: found}, 5)
+
+
+def test_a_change_is_saved_with_the_state_and_replaces_later_ones_after_a_rollback() -> None:
+    sizes = WorldSizes(2, saved_by=3)
+    sizes.restore({}, 7)
+    assert sizes.resized == (3, 2)
+    assert sizes.document() == {SIZES_KEY: [[0, 3], [7, 2]]}
+    again = WorldSizes(3, saved_by=2)
+    again.restore(sizes.document(), 7)
+    assert again.document() == {}, "no step was made with two ranks"
+    later = WorldSizes(3, saved_by=2)
+    later.restore(sizes.document(), 9)
+    assert later.document() == {SIZES_KEY: [[0, 3], [7, 2], [9, 3]]}
+
+
+def test_a_script_without_a_hook_needs_batches_and_no_private_objects() -> None:
+    sizes = WorldSizes(2, saved_by=3)
+    assert "neither calls session.on_resize" in sizes.fixed_by({})
+    sizes.is_known_to_batches = True
+    assert sizes.fixed_by({}) == ""
+    assert sizes.fixed_by({"sampler": object()}).startswith("each rank has its own sampler")
+    with pytest.raises(BadInput, match="saved by 3 ranks, and the group has 2 now"):
+        sizes.adapt({"sampler": object()})
+    told = []
+    sizes.hook = lambda old, new: told.append((old, new, sizes.resized))
+    assert sizes.adapt({"sampler": object()})
+    assert told == [(3, 2, (3, 2))]
+    assert sizes.resized is None
+    assert not sizes.adapt({})
+
+
+def test_a_hook_is_a_function_and_registered_before_the_first_loop() -> None:
+    session = Session(LAUNCH, RankStart(0, 0), None)
+    assert session.on_resize(print) is print
+    with pytest.raises(BadInput, match="expected a function of the old and the new world size"):
+        session.on_resize(3)  # type: ignore[arg-type]
+    state = session.protect()
+    for _ in state.steps(1):
+        state.commit()
+    with pytest.raises(BadInput, match="after the first loop began"):
+        session.on_resize(print)

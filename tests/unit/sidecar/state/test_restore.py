@@ -393,3 +393,16 @@ async def test_a_volume_that_has_space_again_is_used(here: Path) -> None:
     (here / "restore").write_bytes(b"no folder can be made here")
     _, [rank] = await prepared(here, order(StateSource("", 0, 2, 7)), (here / "restore").unlink)
     assert Path(rank.private).read_bytes() == b"mine"
+
+
+async def test_a_rank_of_a_group_of_another_size_starts_from_the_state_of_the_rank_that_it_was(
+    here: Path, there: Path
+) -> None:
+    snapshot(here, 2, 7)
+    for rank in range(3):
+        private(there, rank, 2, 7, b"state of %d" % rank)
+    async with serving(there) as url:
+        wanted = order(StateSource(url, 0, 2, 7, count=3))
+        ranks = (RankStart(0, 0), RankStart(1, 1, state_of=2), RankStart(2, 2, state_of=0, is_shared=True))
+        _, found = await prepared(here, replace(wanted, ranks=ranks))
+    assert [Path(rank.private).read_bytes() for rank in found] == [b"state of %d" % n for n in (0, 2, 0)]

@@ -17,7 +17,8 @@ from supervisor.options.run_options import RUN
 
 # A value for each policy, other than its default.
 VALUES = {
-    "nproc-per-node": "3", "members": "4", "standby": "1", "warm": "cold", "snapshot-every": "7",
+    "nproc-per-node": "3", "members": "4", "standby": "1", "min-members": "2",
+    "warm": "cold", "snapshot-every": "7",
     "snapshot-budget": "2%", "checkpoint-every": "5m", "keep-checkpoints": "9", "max-restarts": "8",
     "skip-bad-batches": "true", "loss-jump": "12", "hang-factor": "5", "hang-floor": "10m",
     "stall-limit": "90s", "first-step-timeout": "20m", "pause-timeout": "2h", "member-timeout": "11",

@@ -118,6 +118,9 @@ ANSWERS = [
     ("run --checkpoint-every 31d train.py", "invalid value '31d' for --checkpoint-every:"
      " expected a time of 1s-30d, such as 30s or 5m, or 0 for none"),
     ("run --keep-checkpoints 0 train.py", "invalid value '0' for --keep-checkpoints: expected 1-100000"),
+    ("run --min-members 0 train.py", "invalid value '0' for --min-members: expected 1-100000 or all"),
+    ("run --members 2 --min-members 3 train.py", "invalid value '3' for --min-members:"
+     " expected at most --members (2)"),
     ("run --max-restarts -1 train.py", "invalid value '-1' for --max-restarts: expected 0-1000000"),
     ("run --skip-bad-batches=1 train.py", "unexpected value '1' for --skip-bad-batches: it takes no value"),
     ("run --loss-jump nan train.py", "invalid value 'nan' for --loss-jump:"

@@ -71,7 +71,7 @@ def test_a_run_without_options_has_the_defaults(here: Path) -> None:
 
 def test_every_option_of_run_reaches_its_field(here: Path) -> None:
     line = (
-        "--nproc-per-node 2 --members 3 --standby 1 --run-dir d --snapshot-every 7"
+        "--nproc-per-node 2 --members 3 --standby 1 --min-members 2 --run-dir d --snapshot-every 7"
         " --snapshot-budget 2% --checkpoint-every 5m --keep-checkpoints 4 --max-restarts 5"
         " --skip-bad-batches --loss-jump 20 --hang-factor 4 --hang-floor 250ms"
         " --first-step-timeout 1h --pause-timeout 90 --member-timeout 2.5s --warm cold --port 8080"
@@ -82,6 +82,7 @@ def test_every_option_of_run_reaches_its_field(here: Path) -> None:
         nproc_per_node=2,
         members=3,
         standby=1,
+        min_members=2,
         run_dir=Path("d"),
         resume=True,
         snapshot_every=7,

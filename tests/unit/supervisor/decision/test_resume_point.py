@@ -11,6 +11,7 @@ from supervisor.decision import resume_point
 from supervisor.view import faults
 from supervisor.view.model import (
     Checkpoint,
+    GroupSize,
     MemberView,
     OpenIncident,
     PastFault,
@@ -260,3 +261,24 @@ def test_void_checkpoints_on_storage_do_not_count() -> None:
     assert [
         resume_point.has_saved_state(memory(saved=s, held=h)) for s, h in ((-1, -1), (0, -1), (-1, 0))
     ] == [*(False, True, True)]
+
+
+SMALLER = (GroupSize(2, 1, (1,), 0),)  # generation 2 went on with the second of two members
+
+
+def test_private_states_of_another_group_size_are_not_mixed_because_ranks_have_other_numbers() -> None:
+    given: dict[str, Any] = {"sizes": SMALLER, "world_size": 1, "reduced_by": 1, "placement": ("m1",)}
+    both = holding("m1", ((1, 10), (2, 10)), BOTH)
+    assert point(both, **given) == ("slot", 1, 10), "generation 2 has no private state yet"
+    assert resume_point.newest(view(both, **given), None).world_size == 2
+    later = holding("m1", ((1, 10), (2, 10)), (*BOTH, (0, 2, 10)))
+    assert point(later, **given) == ("slot", 2, 10)
+    found = resume_point.newest(view(later, **given), None)
+    assert found.world_size == 0
+    assert [each.generation for each in found.sources if each.rank == 0] == [2]
+
+
+def test_a_lost_rank_of_a_smaller_group_is_not_replaced_by_one_of_the_larger_group() -> None:
+    larger = holding("m1", ((1, 10),), BOTH[1:])
+    given: dict[str, Any] = {"sizes": SMALLER, "world_size": 1, "reduced_by": 1, "placement": ("m1",)}
+    assert point(larger, **given) == ("none", 0, 0)

@@ -176,3 +176,8 @@ def test_the_steps_of_a_script_that_keeps_its_own_state_start_over_with_it() -> 
     first = rendering.progress(status(**{**its_own, "ettr": 0.5}, generation=1))
     assert first == "step 1,234  loss 2.413  14.2 steps/s  generation 1  ETTR 50.0 %"
     assert "ETTR unknown" in rendering.frame(status(**its_own), 120, PLAIN)[1]
+
+
+def test_a_group_that_is_smaller_than_requested_is_shown_with_both_numbers() -> None:
+    assert " on 2 members" in rendering.generation(status())
+    assert " on 2 of 3 members" in rendering.generation(status(group={"members": 2, "of": 3}))

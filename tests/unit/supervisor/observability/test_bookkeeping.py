@@ -141,7 +141,9 @@ def test_training_beyond_the_resume_point_is_lost() -> None:
     accounts.observe(view(trained(10), now_s=10.0, **alone))
     accounts.observe(view(trained(20), now_s=30.0, **alone))
     accounts.opened(opened())
-    accounts.closed(memory(), opened(resume=ResumePoint(10, 1, "slot")), StartTimes(*[34 * S] * 4), 0.0)
+    accounts.closed(
+        memory(), opened(resume=ResumePoint(10, 1, "slot")), StartTimes(34 * S, 34 * S, 34 * S, 34 * S), 0.0
+    )
     assert seconds(accounts)["lost"] == 20.0
 
 
@@ -157,7 +159,7 @@ def test_training_before_a_restart_of_a_script_that_keeps_its_own_state_is_unkno
     assert accounts.ledger.pending_ns == 27 * S, "two members hold no state of it"
     incident = opened(resume=ResumePoint(0, 0, "none"), lost=None, own_state=True)
     accounts.opened(incident)
-    accounts.closed(memory(), incident, StartTimes(*[34 * S] * 4), 0.0)
+    accounts.closed(memory(), incident, StartTimes(34 * S, 34 * S, 34 * S, 34 * S), 0.0)
     accounts.observe(view(its_own(20), its_own(20, "m1"), now_s=54.0, settled=True))
     accounts.stopped(55 * S, finished=True)
     spent = seconds(accounts)

@@ -72,3 +72,10 @@ def test_an_unknown_ratio_is_absent_rather_than_0() -> None:
     for value in (0.9, None, None, 0.5):
         metrics.update(status(ettr=value))
         assert ratio() == value
+
+
+@pytest.mark.parametrize(("members", "of", "missing"), [(3, 3, 0), (2, 3, 1), (0, 3, 0)])
+def test_members_that_the_group_trains_without_are_counted(members: int, of: int, missing: int) -> None:
+    metrics = Metrics()
+    metrics.update(status(group={"members": members, "of": of}))
+    assert metrics.registry.get_sample_value("holdfast_missing_members") == missing

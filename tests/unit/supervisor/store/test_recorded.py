@@ -12,7 +12,7 @@ import pytest
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StorageListing
 from supervisor.store.recorded import recorded
-from supervisor.view.model import UNRECORDED, JobState, OpenIncident, View
+from supervisor.view.model import UNRECORDED, GroupSize, JobState, OpenIncident, View
 from tests.unit.supervisor.job_views import fault, launcher, member, memory, rank, report, view
 
 
@@ -31,8 +31,16 @@ def test_dataclasses_and_collections_become_json_at_any_depth() -> None:
     found = recorded({"a": (RecordedPart(1, "x"), [RecordedPart(2)]), "b": MappingProxyType({"c": ()})})
     assert found == {"a": [{"number": 1}, [{"number": 2}]], "b": {"c": []}}
     assert recorded(OrderedDict(z=1, a=2)) == {"z": 1, "a": 2}
-    unrecorded = ("bystanders", "completion")
+    unrecorded = ("bystanders", "completion", "reduced_by", "sizes", "resizable")
     assert list(recorded(memory())) == [each for each in JobState.__slots__ if each not in unrecorded]
+
+
+def test_a_field_that_few_runs_need_is_only_recorded_with_another_value_than_its_default() -> None:
+    state = memory(reduced_by=1, sizes=(GroupSize(2, 1, (1,), 5),), resizable=True)
+    found = json.loads(json.dumps(recorded(state)))
+    assert found["sizes"] == [{"generation": 2, "members": 1, "carried": [1], "at_ns": 5}]
+    assert {*found} - {*recorded(memory())} == {"reduced_by", "sizes", "resizable"}
+    assert codec.from_json(JobState, found) == state
 
 
 def test_a_part_of_another_field_is_neither_recorded_nor_compared() -> None:

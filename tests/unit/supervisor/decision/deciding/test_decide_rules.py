@@ -27,6 +27,8 @@ RUNNING = [
     "finish",
     "secure_before_stop",
     "swap_departing_members",
+    "grow_group",
+    "warn_of_fixed_size",
     "learn_from_stall",
     "await_first_step",
     "replace_lost_standby",

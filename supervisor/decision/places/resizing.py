@@ -1,0 +1,159 @@
+"""Go on with fewer members while a lost one has no replacement, and grow back to the full size. Pure.
+
+The ranks of a smaller group are numbered without gaps, so each surviving rank may get another number. It goes
+on with its own private state. A rank that is added later starts from a copy of another rank's private state,
+with random numbers of its own. A script must agree to all this: with `session.on_resize`, or by taking its
+samples from `holdfast.Batches`.
+
+Each change of the size costs a restart. A group therefore waits a little for a replacement before it goes on
+smaller, and has to train for a while before it grows. A member that comes and goes makes this time longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from supervisor.decision import resume_point
+from supervisor.decision.places import placement
+from supervisor.view import cut_off_work, members, reports
+from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
+
+SHRINK_S = 3.0  # a group that has stopped waits this long for a replacement to connect,
+CONNECTED_S = 10.0  # and this long if one has connected, until it is ready
+HOLD_S = 10.0  # a smaller group trains at least this long before it grows; twice as long after each return
+MAX_HOLD_S = 640.0
+RECENT_S = 3600.0  # only losses of the last hour make the time longer
+SIZES = 64  # changes of the size to remember; no state is older than that many
+
+
+def least_members(policy: Policy) -> int:
+    """Return the number of members with which the group goes on at least."""
+    return min(policy.min_members or policy.members, policy.members)
+
+
+def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
+    """True if the next generation can start with the members that `placement.choose_members` returned."""
+    if len(chosen) >= policy.members:
+        return True
+    at_ns = shrinks_at_ns(view, policy, chosen)
+    return at_ns is not None and view.now_ns >= at_ns
+
+
+def shrinks_at_ns(view: View, policy: Policy, chosen: Sequence[str]) -> int | None:
+    """Return when the group goes on with only the chosen members; None if it may not.
+
+    A group that is already smaller does not wait again if all of its members are there.
+    """
+    memory = view.memory
+    if not memory.resizable or not max(1, least_members(policy)) <= len(chosen) < policy.members:
+        return None
+    if len(chosen) >= len(memory.placement):
+        return memory.since_ns
+    wait_s = CONNECTED_S if _is_replacement_in_sight(view, policy, chosen) else SHRINK_S
+    return memory.since_ns + int(wait_s * SECOND_NS)
+
+
+def _is_replacement_in_sight(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
+    """True if a member without ranks has connected, and might be ready soon."""
+    memory = view.memory
+    return any(
+        m.exists and m.connected and m.departure is None and not members.is_lost(view, m, policy)
+        for m in view.members
+        if m.name not in memory.seats and m.name not in memory.lost and m.name not in chosen
+    )
+
+
+def why_not(view: View, policy: Policy) -> str:
+    """Return why the group waits for a replacement although the user allows fewer members; "" if it need not.
+
+    This is known once all ranks have completed a step.
+    """
+    memory = view.memory
+    if least_members(policy) >= policy.members or not memory.settled or memory.resizable:
+        return ""
+    return (
+        f"--min-members {policy.min_members} has no effect, and the group will wait for a replacement of a"
+        f" lost member, because {fixed_by(view)}"
+    )
+
+
+def can_resize(view: View) -> bool:
+    """True if all ranks of the generation report that the script can go on with another number of ranks."""
+    found = reports.ranks(view)
+    return len(found) >= view.memory.world_size and all(each.marks.resizes for each in found)
+
+
+def fixed_by(view: View) -> str:
+    """Return as a clause why the script cannot go on with another number of ranks."""
+    for rank in reports.ranks(view):
+        if not rank.marks.resizes and rank.marks.fixed_by:
+            return rank.marks.fixed_by
+    return "the script does not call holdfast.join() and session.protect()"
+
+
+# -- growing
+
+
+def due_growth(view: View, policy: Policy) -> tuple[Fault, ...]:
+    """Return the planned stop of a smaller group that a ready member can join now; () if it is not the time.
+
+    As with a departure, the group stops between two steps, and work outside of a step is not interrupted.
+    """
+    memory = view.memory
+    if not memory.reduced_by or not memory.settled or view.now_ns < grows_at_ns(memory):
+        return ()
+    chosen = placement.choose_members(view, policy)
+    joining = [name for name in chosen if name not in memory.seats]
+    if len(chosen) <= len(memory.placement) or not joining:
+        return ()
+    if not resume_point.holds_state(view) or cut_off_work.find(view, ()):
+        return ()
+    size = f"from {len(memory.placement)} to {len(chosen)} of {policy.members} members"
+    ready = f"member {joining[0]} is" if len(joining) == 1 else f"members {', '.join(joining)} are"
+    detail = f"{ready} ready: the group grows {size}"
+    step = reports.furthest_step(view)
+    return (Fault("growth", -1, joining[0], step, view.now_ns, "growth", detail),)
+
+
+def grows_at_ns(memory: JobState) -> int:
+    """Return when a smaller group may grow at the earliest."""
+    now_ns = memory.started_ns
+    since_ns = now_ns - int(RECENT_S * SECOND_NS)
+    sizes = [memory.full_members, *(each.members for each in memory.sizes)]
+    losses = sum(
+        after < before and each.at_ns >= since_ns
+        for each, before, after in zip(memory.sizes, sizes, sizes[1:], strict=False)
+    )
+    hold_s = min(MAX_HOLD_S, HOLD_S * 2 ** max(0, losses - 1))
+    return now_ns + int(hold_s * SECOND_NS)
+
+
+# -- the numbers of the ranks
+
+
+def sizes_after(view: View, policy: Policy, generation: int) -> tuple[GroupSize, ...]:
+    """Return `JobState.sizes` for the next generation, whose members are those chosen now."""
+    memory = view.memory
+    kept = placement.kept_positions(view, policy)
+    if not memory.placement or kept == tuple(range(len(memory.placement))):
+        return memory.sizes
+    return (*memory.sizes, GroupSize(generation, len(kept), kept, view.now_ns))[-SIZES:]
+
+
+def states_of(view: View, policy: Policy, saved_by: int, saved_size: int) -> tuple[int, ...]:
+    """Return `Launch.states_of` for a state that `saved_size` members saved in the generation `saved_by`."""
+    memory = view.memory
+    found = [
+        _position_then(memory, position, saved_by, saved_size)
+        for position in placement.kept_positions(view, policy)
+    ]
+    return () if found == list(range(saved_size)) else tuple(found)
+
+
+def _position_then(memory: JobState, position: int, saved_by: int, saved_size: int) -> int:
+    """Return the position that a member's ranks had in the generation `saved_by`; -1 for none."""
+    for size in reversed(memory.sizes):
+        if size.generation <= saved_by or position < 0:
+            break
+        position = size.carried[position] if position < len(size.carried) else -1
+    return position if position < saved_size else -1
