@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.apparatus.kubernetes_cluster import SYSTEM, ClusterUnderTest
+from tests.cluster.apparatus.kubernetes_cluster import SYSTEM, ClusterUnderTest, leader
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import START_S, TrainingJob, example
 from tests.cluster.conftest import refuse
@@ -123,13 +123,8 @@ def test_a_standby_takes_over_when_a_node_loses_its_power(
 ) -> None:
     job = job_with_standby
     standby = standby_is_ready(job)
-    leader = {
-        str(each["spec"].get("nodeName"))
-        for each in installed.read(
-            f"/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io/component=supervisor"
-        )["items"]
-    }
-    ranks = [rank for rank in (0, 1) if node_of(job, job.rank_pod(rank)) not in leader]
+    lead = installed.read(f"/api/v1/namespaces/{SYSTEM}/pods/{leader(installed)}")["spec"]["nodeName"]
+    ranks = [rank for rank in (0, 1) if node_of(job, job.rank_pod(rank)) != lead]
     victim = ranks[-1]
     before = job.observe()
     node = node_of(job, job.rank_pod(victim))
