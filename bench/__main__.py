@@ -26,11 +26,13 @@ BENCHES = {  # package and module of each bench, with its line in the help; a be
     "nodeagent.flood": "node agent in a flood of kernel lines: what it finds, and what it reports as lost",
     "quarantine.quarantine": "a simulated year of 2,000 nodes: which ones are taken out, and how soon",
     "cluster.cluster": "time from the kill of a rank in a pod to its next step, compared with torchrun",
+    "cluster.nodes.cluster_nodes": "time from the loss or drain of a node to the next step; cost at rest",
+    "chaos.chaos": "all faults at random, on a cluster of three nodes: checks that the weights still match",
     "scale.scale": "cost and reaction times of a cluster's supervisor with 2,000 members in 250 jobs",
     "mutation.mutation": "how many small changes to the pure modules and file formats the tests notice",
     "soak.soak": "random faults for a long time: checks that the weights still match and nothing grows",
 }
-MODULES = {path.rpartition(".")[2]: f"bench.{path}" for path in BENCHES}
+MODULES = {path.rpartition(".")[2].replace("_", "-"): f"bench.{path}" for path in BENCHES}
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         say("python -m bench NAME [options]: run a benchmark, print a table, store all figures as JSON\n")
         for name, about in zip(MODULES, BENCHES.values(), strict=True):
-            say(f"  {name:<12}{about}")
+            say(f"  {name:<15}{about}")
         say("\npython -m bench NAME --help describes the measurement and its options")
         return 0 if argv else 2
     if argv[0] not in MODULES:

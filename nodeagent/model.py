@@ -116,7 +116,11 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The remedies, cheapest first. A verdict names the costliest action among its worst findings."""
+    """The actions, in ascending order of precedence: a verdict names the last one of its worst findings.
+
+    This is not the order of cost, by which the supervisor ranks findings (`holdfast.node_report`): a verdict
+    names `CONTACT_SUPPORT` even if another finding needs a remedy. Stored findings contain the numbers.
+    """
 
     NONE = 0
     RESTART_APP = 1

@@ -1,4 +1,8 @@
-"""The `holdfast` commands other than `launch` and `node`: `python -m supervisor`."""
+"""The `holdfast` commands that no other part carries out: `python -m supervisor`.
+
+`holdfast.__main__` carries out `launch`, `install-runtime` and `--version` itself, and starts the sidecar for
+`sidecar` and the node agent for `node`.
+"""
 
 from __future__ import annotations
 

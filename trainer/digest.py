@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.options import PRINTED
 from trainer.repeatable import numpy_if_installed
 
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ def report(
 ) -> None:
     """Print `digest <hex>` of rank 0's state. If `path` is given, write all ranks' digests to it.
 
-    This is a collective: all ranks must call it.
+    For the path `-`, print them as `digests <JSON>`, for a pod whose files are gone when it has ended. This
+    is a collective: all ranks must call it.
     """
     ranks = gather(digests(model, optimizer), device)
     if dist.get_rank() == 0:
-        if path is not None:
+        if path == PRINTED:
+            print("digests", json.dumps(_table(ranks)), flush=True)  # noqa: T201 - the trainer's result
+        elif path is not None:
             write(path, ranks)
         print("digest", combined(ranks[0]), flush=True)  # noqa: T201 - the trainer's result
 
@@ -73,10 +77,13 @@ def gather(parts: dict[str, str], device: torch.device) -> list[dict[str, str]]:
 
 def write(path: Path, ranks: Sequence[dict[str, str]]) -> None:
     """Write the digests of each rank's parts, and the combined digests, to `path` atomically, as JSON."""
-    table = {str(rank): {**parts, "all": combined(parts)} for rank, parts in enumerate(ranks)}
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(table, indent=1) + "\n")
+    scratch.write_text(json.dumps(_table(ranks), indent=1) + "\n")
     scratch.replace(path)
+
+
+def _table(ranks: Sequence[dict[str, str]]) -> dict[str, dict[str, str]]:
+    return {str(rank): {**parts, "all": combined(parts)} for rank, parts in enumerate(ranks)}
 
 
 def _tensors(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+# As the file for digests: print them instead, because a pod's files are gone when it has ended.
+PRINTED = Path("-")
+
 
 class BadValue(ValueError):
     """An option has an invalid value. The message names the option, its value, and what is accepted."""
@@ -71,7 +74,7 @@ class Parser(argparse.ArgumentParser):
             "--digest",
             type=Path,
             metavar="FILE",
-            help="file for a JSON digest of each rank's final state",
+            help="file for a JSON digest of each rank's final state; -: print it",
         )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -81,7 +84,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(argv)
         if unknown:
             self.error(self._unknown(unknown[0]))
-        if options.digest is not None and not os.access(options.digest.parent, os.W_OK):
+        is_file = options.digest not in (None, PRINTED)
+        if is_file and not os.access(options.digest.parent, os.W_OK):
             self.error(f"--digest: {options.digest.parent} is not a writable directory")
         return options
 

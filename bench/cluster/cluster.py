@@ -26,20 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from bench import text
-from bench.cluster import installation
+from bench.cluster import installation, pod_objects
+from bench.cluster.pod_objects import CONTAINER
 from bench.harness import results
 from bench.harness.console import make_parser, say
 from holdfast.errors import BadInput
 from supervisor.cli.on_cluster.demo.pods import missing_image
 
 SCRIPT = Path(__file__).with_name("pod_workload.py")
-IMAGE = "holdfast-trainer:dev"
-LIBRARY_IMAGE = "holdfast:dev"  # provides the package holdfast to the pods that are not annotated
 MEDIAN_S, WORST_S = 0.5, 1.5  # the targets
 READY_S = 180.0  # limit for the pods to begin training
 CALM_S = 3.0  # between a recovery and the next kill, so that new warm processes are ready
 PODS = 2
-CONTAINER = "pytorch"  # the operator requires this name
 JOB_LABEL = "training.kubeflow.org/job-name"
 
 # Kills this container's rank once it is training. Prints the seconds until the first step of its successor,
@@ -153,7 +151,7 @@ class ClusterBench:
             raise RuntimeError(f"containers were restarted: {counts}")
 
     def _apply(self, mode: str) -> None:
-        objects = [_script(), _pytorch_job(mode)]
+        objects = [pod_objects.script(SCRIPT), _pytorch_job(mode)]
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self._kubectl("apply", "-f", "-", given=given)
 
@@ -174,15 +172,6 @@ class ClusterBench:
         return ["kubectl", *(("-n", self._namespace) if scoped else ()), *words]
 
 
-def _script() -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "script"},
-        "data": {"train.py": SCRIPT.read_text()},
-    }
-
-
 def _pytorch_job(mode: str) -> dict[str, Any]:
     annotated = mode == "holdfast"
     command = ["python", "/script/train.py"]
@@ -191,52 +180,10 @@ def _pytorch_job(mode: str) -> dict[str, Any]:
             *("torchrun", f"--nnodes={PODS}", "--nproc-per-node=1", "--max-restarts=1000"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={mode}-master-0:29400", "/script/train.py"),
         ]
-    template = {
-        "metadata": {"annotations": {"holdfast.dev/inject": "true"} if annotated else {}},
-        "spec": _pod(command, annotated=annotated),
-    }
-    replicas = {"replicas": 1, "restartPolicy": "Never", "template": template}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": mode},
-        "spec": {
-            "nprocPerNode": "1",
-            "pytorchReplicaSpecs": {"Master": replicas, "Worker": {**replicas, "replicas": PODS - 1}},
-        },
-    }
-
-
-def _pod(command: list[str], *, annotated: bool) -> dict[str, Any]:
-    trainer: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": IMAGE,
-        "imagePullPolicy": "IfNotPresent",
-        "command": command,
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-        "resources": {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
-        "volumeMounts": [{"name": "script", "mountPath": "/script"}],
-    }
-    spec: dict[str, Any] = {
-        "securityContext": {"runAsUser": 1000, "runAsNonRoot": True},
-        "containers": [trainer],
-        "volumes": [{"name": "script", "configMap": {"name": "script"}}],
-    }
-    if not annotated:
-        library = {"name": "library", "mountPath": "/opt/holdfast"}
-        spec["initContainers"] = [
-            {
-                "name": "library",
-                "image": LIBRARY_IMAGE,
-                "imagePullPolicy": "IfNotPresent",
-                "args": ["holdfast", "install-runtime", "/opt/holdfast"],
-                "volumeMounts": [library],
-            }
-        ]
-        spec["volumes"].append({"name": "library", "emptyDir": {}})
-        trainer["volumeMounts"].append(library)
-        trainer["env"].append({"name": "PYTHONPATH", "value": "/opt/holdfast/lib"})
-    return spec
+    annotations = {"holdfast.dev/inject": "true"} if annotated else {}
+    spec = pod_objects.pod(command, annotated=annotated)
+    template = {"metadata": {"annotations": annotations}, "spec": spec}
+    return pod_objects.pytorch_job(mode, PODS, template, "Never")
 
 
 def _shown(found: PodRecovery) -> str:

@@ -1,10 +1,11 @@
-"""Find out, before anything is created, whether the cluster has what `python -m bench cluster` needs."""
+"""Find out, before anything is created, whether the cluster has what its benches need."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.errors import BadInput
 from supervisor.admission import pod_layout
@@ -13,8 +14,9 @@ from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection, connected
 from supervisor.cli.on_cluster.doctor import DEPLOYMENTS, SUPERVISOR, WEBHOOK, WEBHOOKS
 from supervisor.cluster.supervision.contents import SUPERVISIONS
-from supervisor.kubernetes.client import KubernetesObject, ResourceKind
+from supervisor.kubernetes.client import NODES, KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import NotFound
+from supervisor.wording import count
 
 PYTORCH_JOBS = ResourceKind("kubeflow.org", "v1", "pytorchjobs")
 _OPERATOR = (
@@ -64,6 +66,30 @@ def check() -> None:
         wrong = problem(_find(connection))
     if wrong:
         raise BadInput(wrong)
+
+
+def ready_nodes(least: int) -> list[str]:
+    """Return the names of the nodes that are ready and take pods.
+
+    Raises `BadInput` if there are fewer than `least`.
+    """
+    with connected(ClusterOptions()) as connection:
+        listed = connection.ask(lambda server: server.list(NODES))
+    names = sorted(str(each["metadata"]["name"]) for each in listed.objects if takes_pods(each))
+    if len(names) < least:
+        raise BadInput(
+            f"{count(len(names), 'node')} of the cluster {'is' if len(names) == 1 else 'are'} ready and"
+            f" schedulable; expected at least {least}"
+        )
+    return names
+
+
+def takes_pods(node: Mapping[str, Any]) -> bool:
+    """Return True for a Node that is ready and not cordoned."""
+    if (node.get("spec") or {}).get("unschedulable"):
+        return False
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def _find(connection: ClusterConnection) -> FoundInstallation:

@@ -99,7 +99,7 @@ class RunWatch:
 
 
 def is_calm(status: Mapping[str, Any], since: float, now: float) -> bool:
-    """True if a status newer than `since` shows training, no open incident, and warm spares everywhere."""
+    """True if a status newer than `since` shows training, no open incident, and warm processes everywhere."""
     updated = status.get("updated") or 0.0
     return (
         updated > since

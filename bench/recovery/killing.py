@@ -30,7 +30,7 @@ class Manner:
     """How ranks are killed."""
 
     patience_s: float  # after this time without a new step, the group counts as hung
-    back_to_back: bool  # kill again without waiting for warm spares
+    back_to_back: bool  # kill again without waiting for warm processes
     chance: random.Random
     members: bool = False  # in holdfast runs, kill whole members instead of ranks
 
@@ -104,7 +104,7 @@ def _take(kill: Kill, found: Regained, ticks: list[Tick], at_ns: int) -> None:
 
 
 def _wait_until_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
-    """Wait for `SETTLED_STEPS` and, under holdfast, for warm spares.
+    """Wait for `SETTLED_STEPS` and, under holdfast, for warm processes.
 
     Return what was not ready in time; "" if everything was.
     """
@@ -140,7 +140,7 @@ def _not_ready(running: RunningLauncher, mode: Mode, manner: Manner) -> str:
         return "an incident is open"
     if manner.members and not any(m["role"] == "standby" and m["parked"] for m in status["members"]):
         return "no standby"
-    return "" if status["warm_ready"] else "no warm spares"
+    return "" if status["warm_ready"] else "no warm processes"
 
 
 def _launcher_of(running: RunningLauncher, rank: int) -> int:

@@ -6,9 +6,9 @@ first step of the *last* rank of the restarted group. Two ranks on this machine 
 Under torchrun nothing restores the state, which saves torchrun the time that loading a checkpoint would take.
 
 The bench kills a rank only after every rank has completed 20 steps. Under holdfast it also waits until no
-incident is open and the warm spares are ready (unless --back-to-back is given). Then it waits for another 0
-to 0.5 s at random. If no step follows a kill within --patience, the group counts as hung, and the bench kills
-the launcher and starts the next one.
+incident is open and the warm processes are ready (unless --back-to-back is given). It then waits a random
+time of up to 0.5 s. If no step follows a kill within --patience, the group counts as hung, and the bench
+kills the launcher and starts the next one.
 
 The results hold for the given --state and --members. By default, the model has 0.4 M parameters, and the
 group has one member. With the defaults, the bench takes about ten minutes, and another minute for each time
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"  {mode.name}: {mode.about}")
     what = f"a state of {options.state}" if size_of(options.state) else "the small model alone"
     say(f"{what}, {modes.RANKS} ranks on {options.members} members under holdfast, kills of a {options.kill}")
-    wait = "without waiting for warm spares" if options.back_to_back else "once spares are ready"
+    wait = "without waiting for warm processes" if options.back_to_back else "once warm processes are ready"
     say(f"SIGKILL of a random rank, {wait}; time to the first new step of the last rank")
     chance = random.Random(options.seed)
     manner = Manner(options.patience, options.back_to_back, chance, options.kill == "member")
@@ -169,7 +169,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--back-to-back",
         action="store_true",
-        help=f"kill again as soon as {SETTLED_STEPS} steps are completed, even if spares are not warm yet",
+        help=f"kill again as soon as {SETTLED_STEPS} steps are completed, even if no warm process is ready",
     )
     add(
         "--state",

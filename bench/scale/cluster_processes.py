@@ -77,6 +77,9 @@ class ScaleProcesses:
             if each.poll() is None:
                 each.kill()
             each.wait()
+            for pipe in (each.stdin, each.stdout):
+                if pipe is not None:
+                    pipe.close()
         self._folder.cleanup()
 
     # -- starting

@@ -34,7 +34,7 @@ class InjectedFault:
     second: str = ""
     second_after_s: float = 0.0
     outcome: str = ""  # recovered, costless, unnoticed, stuck, ended, refused or over (the run had finished)
-    calm_s: float | None = None  # time until the run was calm again, with warm spares
+    calm_s: float | None = None  # time until the run was calm again, with warm processes
     named: bool | None = None  # whether the incident names the right rank
     incidents: list[dict[str, Any]] = field(default_factory=list)
     detail: str = ""

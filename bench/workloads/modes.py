@@ -18,7 +18,7 @@ class Mode:
     name: str
     about: str
     argv: tuple[str, ...]
-    supervised: bool  # a holdfast run, with incidents, warm spares and an ETTR
+    supervised: bool  # a holdfast run, with incidents, warm processes and an ETTR
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -107,7 +107,7 @@ class Launcher:
         self.pool.fill()
         self._beat()
         try:
-            while not self.stopping or self.group.alive() or self._has_orphans():
+            while not self.stopping or self.group.alive() or self._end_orphans():
                 self._turn()
         finally:
             self.group.kill_all()
@@ -136,9 +136,11 @@ class Launcher:
     def _beat(self) -> None:
         self.sidecar.keep_socket()
         self.sidecar.beat()
-        if not self.stopping and self.sidecar.is_given_up(time.monotonic()):
-            self.exit_code = exit_codes.CANNOT_START
-            self.stop(0.0)
+        if not self.stopping:
+            self.sidecar.follow_contact(time.monotonic())
+            if self.sidecar.is_given_up(time.monotonic()):
+                self.exit_code = exit_codes.CANNOT_START
+                self.stop(0.0)
         self.group.look_for_stops(time.monotonic())
         self._changes.check(time.monotonic())
         self.after(seconds_to_next_tick(HEARTBEAT_S), self._beat)
@@ -337,7 +339,7 @@ class Launcher:
         else:
             self.group.kill_all()
 
-    def _has_orphans(self) -> bool:
+    def _end_orphans(self) -> bool:
         """End the processes that the ranks left behind. Return True, and check again soon, if any remain."""
         remain = self.orphans.end(time.monotonic(), self.group.print_line)
         if remain and not self._is_turn_planned:

@@ -136,14 +136,17 @@ class SidecarServer:
         """Send a heartbeat to all connections. Never waits."""
         self._send(HEARTBEAT)
 
-    def is_given_up(self, now_s: float) -> bool:
-        """Return True if no sidecar has connected within the limit. Print each long absence once."""
+    def follow_contact(self, now_s: float) -> None:
+        """Print each long absence of a sidecar once, and its end."""
         if math.isinf(self._contact.limit_s):
-            return False
+            return
         self._contact, said = self._contact.later(self.is_connected, now_s)
         if said:
             own = f"running as user {os.geteuid()}, socket {self._path}"
             print(f"holdfast launch: {said} ({own})", flush=True)
+
+    def is_given_up(self, now_s: float) -> bool:
+        """Return True if no sidecar has connected within the limit. Call `follow_contact` first."""
         return self._contact.is_over(now_s)
 
     def _send(self, line: bytes) -> None:

@@ -29,6 +29,7 @@ from operator import attrgetter, is_, is_not, methodcaller, ne
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from holdfast.state import capture
+from holdfast.state.torch_hooks import is_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class ChangeDetector:
         self._objects = objects
         self._elsewhere = elsewhere
         self._plain = {name: value for name, value in objects.items() if _is_plain(value)}
-        self._optimizers = [value for value in map(capture.unwrap, objects.values()) if _has_groups(value)]
+        self._optimizers = [value for value in map(capture.unwrap, objects.values()) if is_optimizer(value)]
         self._others = {name: value for name, value in objects.items() if _is_other(value)}
         self._walk: _Walk | None = None
         self._walked_states: _States | None = None  # the optimizers' states at the time of the walk
@@ -133,12 +134,12 @@ class ChangeDetector:
             self._replaced = step
         return True
 
-    def moved(self, since: Footprint) -> str | None:
+    def first_change(self, since: Footprint) -> str | None:
         """Describe the first change since `since`; return None if nothing has changed."""
-        return self.written(since) or self._differs(since)
+        return self.first_write(since) or self._differs(since)
 
-    def written(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but only for writes by torch's operators to the tensors in `since`."""
+    def first_write(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but only for writes by torch's operators to tensors of `since`."""
         walk = since.walk
         versions = _versions(walk)
         if versions != since.versions:
@@ -147,20 +148,20 @@ class ChangeDetector:
             return "an optimizer's state was written"
         return None
 
-    def quickly_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but look for replaced parameters only in a sample.
+    def sampled_change(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but look for replaced parameters only in a sample.
 
         This is fast enough for every step.
         """
         walk = since.walk
-        if (what := self.written(since)) is not None:
+        if (what := self.first_write(since)) is not None:
             return what
         if _places(walk.sampled) != walk.sampled_places:
             return "parameters were replaced"
         return self._contents_differ(since)
 
-    def plain_moved(self, since: Footprint) -> str | None:
-        """Check as `moved` does, but only for changes to objects other than modules and optimizers.
+    def plain_change(self, since: Footprint) -> str | None:
+        """Check as `first_change` does, but only for changes to objects other than modules and optimizers.
 
         This takes a few microseconds.
         """
@@ -170,7 +171,7 @@ class ChangeDetector:
         shown = _shown(since.walk.called)
         return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)
 
-    def returned(self, since: Footprint) -> Footprint | None:
+    def renew(self, since: Footprint) -> Footprint | None:
         """Return a new footprint for the step of `since`, or None if the state differs from that footprint.
 
         Only content and addresses are compared. Version counters are ignored, because they stay changed after
@@ -181,13 +182,13 @@ class ChangeDetector:
         contents, states = _contents(since.walk), self._states(since.walk)
         return Footprint(since.step, since.walk, *contents, since.plain, since.options, states, since.shown)
 
-    def late(self, since: Footprint) -> str | None:
-        """Check as `plain_moved` does, and compare the optimizers' options as well.
+    def late_change(self, since: Footprint) -> str | None:
+        """Check as `plain_change` does, and compare the optimizers' options as well.
 
         Call this only at the end of the tail. For later copies it would be too strict, because many scripts
         set the learning rate when a step begins.
         """
-        if (what := self.plain_moved(since)) is not None:
+        if (what := self.plain_change(since)) is not None:
             return what
         if self._options_changed(since):
             return "a learning rate or another option of an optimizer was changed"
@@ -216,7 +217,7 @@ class ChangeDetector:
     def _contents_differ(self, since: Footprint) -> str | None:
         if list(map(_content, since.walk.words)) != since.words:
             return "parameters were written"
-        return self.plain_moved(since)
+        return self.plain_change(since)
 
     def _values(self) -> list[Any]:
         """Return the attributes of the schedulers and scalers, and the versions of their tensors."""
@@ -414,12 +415,6 @@ def _is_just(value: Any, initial: Any) -> bool:
     if not _is_tensor(value) or capture.version(value):
         return False
     return value.device.type != "cpu" or bool(value == initial)
-
-
-def _has_groups(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.optim.Optimizer)
 
 
 def _differ(now: Any, then: Any) -> bool:

@@ -179,7 +179,7 @@ class TrainingStep:
     def after_write(self, *_: Any) -> None:
         """Mark the end of an optimizer's writes in its stream. The commit may be in another stream.
 
-        On a host, the writes are complete at this point, and the rest of the step does not wait for other
+        On a CPU, the writes are complete at this point, and the rest of the step does not wait for other
         ranks.
         """
         if self._device.queues:

@@ -28,17 +28,9 @@ from holdfast.worker import script_source, thread_frames
 TICK_S = 0.25  # the time between two checks; an exception that ends the script sooner needs no hint
 
 
-def _working_directory() -> str:
-    """Return the working directory; "" if it no longer exists."""
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return ""
-
-
 LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
-_START_DIRECTORY = _working_directory()  # what the script's relative file names are relative to
+_START_DIRECTORY = script_source.working_directory()  # what the script's relative file names are relative to
 # Exceptions that are always caught by code that closes or runs generators.
 _FLOW = (GeneratorExit, StopIteration, StopAsyncIteration)
 _HARMLESS = frozenset({"open", "torch.no_grad", "torch.enable_grad", "torch.inference_mode"})
@@ -158,7 +150,9 @@ def _is_harmless(made: ast.expr) -> bool:
 
 def _blocks(file: str) -> tuple[ast.Try | ast.With | ast.AsyncWith, ...] | None:
     """Return the `try` and `with` statements of a file, inner ones last; None if its source is missing."""
-    if not Path(file).is_absolute() and (not _START_DIRECTORY or _working_directory() != _START_DIRECTORY):
+    if not Path(file).is_absolute() and (
+        not _START_DIRECTORY or script_source.working_directory() != _START_DIRECTORY
+    ):
         return None
     return _parsed(file)
 

@@ -210,7 +210,7 @@ def check_module(program: Program, directory: Path) -> str | None:
     """Return why `-m MODULE` cannot be found from `directory`; None if it might be found.
 
     This imports none of the user's modules. A package can extend its own path, so a submodule that seems to
-    be missing may exist. Only a missing top-level package is certain.
+    be missing may exist. Only a missing top-level package proves that the module does not exist.
     """
     if program.kind != "module" or program.source:
         return None

@@ -28,10 +28,9 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import pauses, script_source
 from holdfast.worker.launcher_channel import LauncherChannel
 from holdfast.worker.program import Program
+from holdfast.worker.script_source import HOLDFAST_FOLDER, STDLIB_FOLDER
 from holdfast.worker.teardown import CollectorState, tear_down
 
-_PACKAGE = str(Path(__file__).parents[1])
-_STDLIB = str(Path(os.__file__).parent)
 _MAX_WHY = 200
 _STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave the state valid
 _LEAST_S = 5.0  # the minimum time limit for finalizers, even if `--grace` is shorter
@@ -361,9 +360,9 @@ def _line_of(error: BaseException) -> str:
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if (
-            not name.startswith((_PACKAGE, "<"))
+            not name.startswith((HOLDFAST_FOLDER, "<"))
             and "site-packages" not in name
-            and not name.startswith(_STDLIB)
+            and not name.startswith(STDLIB_FOLDER)
         ):
             found = f" ({name}, line {trace.tb_lineno})"
         trace = trace.tb_next
@@ -396,7 +395,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Remove the outermost frames, which belong to Holdfast and runpy, from the script's traceback."""
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, "<frozen runpy>")) and not name.endswith("runpy.py"):
+        if not name.startswith((HOLDFAST_FOLDER, "<frozen runpy>")) and not name.endswith("runpy.py"):
             break
         trace = trace.tb_next
     return trace

@@ -30,6 +30,10 @@ from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 LOOK_S = 1.0
 AT_ONCE_S = 0.5  # the time limit for a check while the caller waits
 _MAX_TEXT_BYTES = 500
+# The folders of code that is not the user's. The separator keeps them from matching folders such as
+# "holdfast_examples".
+HOLDFAST_FOLDER = str(Path(__file__).parents[1]) + os.sep
+STDLIB_FOLDER = str(Path(os.__file__).parent) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,13 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
     return foreign_text.shortened(said, _MAX_TEXT_BYTES)
 
 
+def working_directory() -> str:
+    """Return the working directory; "" if it no longer exists."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""
+
+
 @dataclass(slots=True)
 class SourceChanges:
     """Checks a run's files for changes periodically. A thread does this, because storage may not respond."""
@@ -172,7 +183,7 @@ class SourceChanges:
     _before: dict[str, str] = field(default_factory=dict)  # the changes found by the previous check, by path
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
-    _here: str = field(default_factory=lambda: _working_directory())
+    _here: str = field(default_factory=working_directory)
 
     def check(self, now_s: float) -> None:
         """Take the result of the last check, and begin the next check if it is due. Never waits."""
@@ -207,13 +218,6 @@ class SourceChanges:
                 self._known.add(file.path)
                 self.told += (change_message(file, what, self.sources.program, self._here),)
         self._before = found
-
-
-def _working_directory() -> str:
-    """Return the working directory; "" if it no longer exists."""
-    with suppress(OSError):
-        return str(Path.cwd())
-    return ""
 
 
 # -- in a rank's process

@@ -27,9 +27,8 @@ from types import FunctionType
 from typing import Any
 
 from holdfast.fileio.unclosed_files import TEMPORARY, WRITERS, FileKind, close_unclosed
+from holdfast.worker.script_source import HOLDFAST_FOLDER, STDLIB_FOLDER
 
-_PACKAGE = str(Path(__file__).parents[1])
-_STDLIB = str(Path(os.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PIPE_S = 1.0  # the limit for all pipes and sockets together, because their readers may have stopped
@@ -128,7 +127,7 @@ def is_users_own(function: FunctionType) -> bool:
         return False
     path = Path(os.path.realpath(name))
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # a locally built torch may be in any folder
-    theirs = (_PACKAGE, _STDLIB, Path(torch).parent if torch else _PACKAGE)
+    theirs = (HOLDFAST_FOLDER, STDLIB_FOLDER, Path(torch).parent if torch else HOLDFAST_FOLDER)
     inside = any(path.is_relative_to(os.path.realpath(each)) for each in theirs)
     return not inside and not any(each in path.parts for each in _LIBRARIES)
 

@@ -288,15 +288,17 @@ class Agent:
         if now.problem:
             self.note({"event": "policy_problem", "policy": now.policy.version, "why": now.problem})
 
-    def _problems(self) -> tuple[str, ...]:
-        """Return everything that the agent itself could not do, and write new problems to the log."""
-        of_evidence = tuple(self.evaluator.problems.values())
-        for each in of_evidence:
+    def _note_evidence_problems(self) -> None:
+        """Write new problems with evidence to the log."""
+        for each in self.evaluator.problems.values():
             if each not in self._noted:
                 self._noted.add(each)
                 self.note({"event": "evidence_problem", "why": each})
+
+    def _problems(self) -> tuple[str, ...]:
+        """Return everything that the agent itself could not do."""
         of_policy = (self._in_force.problem,) if self._in_force.problem else ()
-        return (*self.problems, *of_policy, *of_evidence)
+        return (*self.problems, *of_policy, *self.evaluator.problems.values())
 
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
@@ -411,6 +413,7 @@ class Agent:
         return self._judged[2]
 
     def _publish(self, now_s: float, findings: tuple[HealthFinding, ...]) -> None:
+        self._note_evidence_problems()
         published = Published(
             now_s,
             self._verdicts(findings),

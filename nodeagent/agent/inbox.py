@@ -8,7 +8,7 @@ ends one.
 Of identical waiting events, the inbox keeps only the first and the newest. Those in between make no
 difference, but a reset may have occurred between the first and the newest. An event wakes the agent
 immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
-one cycle takes all of them.
+one cycle handles them all.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
 
 def _set_aside(path: Path, version: str) -> str:
-    """Rename a file for the agent that wrote it. Return a message that says what happened to it."""
+    """Rename a newer agent's file, so that such an agent can still use it. Return a clause that says so."""
     kept = path.with_name(f"{path.stem}.version-{version}.json")
     try:
         path.replace(kept)

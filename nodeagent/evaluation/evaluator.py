@@ -154,7 +154,7 @@ class Evaluator:
         if seen.entity == NODE:  # a boot clears findings of other entities, too
             evidence.renew()
             self._judge.revise()
-        self._judge.revise_events_of(seen.entity)
+        self._judge.revise_event(event)
         is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))

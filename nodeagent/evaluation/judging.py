@@ -124,6 +124,25 @@ class Judge:
             self._judged.pop(owner, None)
             self._marks.pop(owner, None)
 
+    def revise_event(self, event: Event) -> None:
+        """Judge again what depends on a further occurrence of an event.
+
+        Besides the event itself, this is the growth of counters, which is compared with Xids, and the
+        driver's verdict, which does not count for Xids that the operator has overridden. If the event is a
+        verdict, or ends findings, all events of its entity are judged again.
+        """
+        entity, check, code = event
+        if ends_others(event):
+            self.revise_events_of(entity)
+            return
+        for owner in self._evidence.owners_of(entity):
+            judged = self._judged.get(owner, {})
+            judged.pop((owner, check, code), None)
+            if check == "xid":
+                judged.pop((owner, "xid", VERDICT_XID), None)
+                for each in [each for each in judged if not self.policy.is_event(each[1])]:
+                    del judged[each]
+
     def _marks_of(self, entity: str) -> events.EndMarks:
         if entity not in self._marks:
             self._marks[entity] = self._evidence.marks(entity)

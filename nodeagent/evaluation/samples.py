@@ -97,7 +97,7 @@ class SampleSeries:
         self.base, self.base_s = (NEVER, NEVER), at_s
 
     def restart(self, rule: Rule, at_s: float) -> None:
-        """Make the first reading after `at_s` a baseline, because the counter restarted then.
+        """Treat the first reading after `at_s` as the baseline, because the counter restarted then.
 
         Levels that were reached before remain until clean samples end them.
         """

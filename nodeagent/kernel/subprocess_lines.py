@@ -39,7 +39,7 @@ class LineProcess:
         self.ended = False  # no more lines will arrive
 
     def lines(self, wait_s: float, limit: int) -> list[bytes]:
-        """Return at most `limit` lines; none if the program has ended, or wrote nothing for `wait_s`."""
+        """Return up to `limit` lines, or none if the program has ended or completes no line in `wait_s`."""
         found = self._whole(limit)
         if found or self.ended:
             return found

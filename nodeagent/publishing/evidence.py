@@ -1,7 +1,7 @@
 """Reduces the agent's report to what the supervisor reads of it, in a size that fits an annotation. Pure.
 
 The result is the report of `/v1/health`, of the same schema, without the fields that only people read. If it
-is too long, the mildest findings are left out, and `left_out` counts them.
+is too long, the findings that the supervisor ranks lowest are left out, and `left_out` counts them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeagent.model import Action, Level, word
+from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated, severity
 
 MAX_BYTES = 32 << 10  # all annotations of an object together may take 256 KiB
-MAX_WORD = 120  # characters; the supervisor reads no more of a name
 
 _NODE = ("schema", "node", "machine_id", "boot_id", "booted_s", "version", "at_s", "clean_s", "quiet_s")
 _NODE_MORE = ("calmed_s", "clean_needs", "quiet_needs", "released")
@@ -21,8 +20,6 @@ _FINDING = (
     "check", "code", "level", "action", "since_s", "last_s", "sign_s", "sources", "origins", "device",
     "lasting", "overridden",
 )  # fmt: skip
-_LEVELS = (word(Level.DEGRADED), word(Level.UNHEALTHY))  # findings of other levels change nothing
-_ACTIONS = tuple(word(each) for each in Action)
 
 _Found = tuple[str, dict[str, Any]]  # the entity and the finding
 
@@ -36,7 +33,7 @@ def compact(report: Mapping[str, Any], most_bytes: int = MAX_BYTES) -> str:
     text = _text(report, found, 0)
     if len(text) <= most_bytes:
         return text
-    by_rank = sorted(range(len(found)), key=lambda at: _rank(found[at]))
+    by_rank = sorted(range(len(found)), key=lambda at: _rank(found[at]), reverse=True)
 
     def of_the_worst(count: int) -> str:
         kept = sorted(by_rank[:count])  # in the order of the report
@@ -70,19 +67,16 @@ def _text(report: Mapping[str, Any], found: Sequence[_Found], left_out: int) -> 
 def _findings(report: Mapping[str, Any]) -> Iterator[_Found]:
     for entity in report["entities"]:
         for each in entity["findings"]:
-            if each["level"] in _LEVELS:
+            if each["level"] in (DEGRADED, UNHEALTHY):  # findings of other levels change nothing
                 yield _cut(entity["entity"]), {name: _cut(each[name]) for name in _FINDING}
 
 
-def _rank(found: _Found) -> tuple[int, int, bool, float]:
-    """Sort the worst first; of equals, those that only a remedy ends, then the newest."""
+def _rank(found: _Found) -> tuple[bool, tuple[bool, bool, int], float]:
+    """Sort by level, then as the supervisor does, the newest last: an operator may have waived the others."""
     _, finding = found
-    return (
-        -_LEVELS.index(finding["level"]),
-        -_ACTIONS.index(finding["action"]),
-        not finding["lasting"],
-        -finding["since_s"],
-    )
+    corroborated = is_corroborated(finding["overridden"], finding["origins"] or finding["sources"])
+    rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=finding["action"])
+    return finding["level"] == UNHEALTHY, rank, finding["since_s"]
 
 
 def _cut(value: Any) -> Any:

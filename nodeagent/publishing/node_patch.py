@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.node_report import REPORT, REPORT_AT
 from nodeagent.publishing.conditions import NodeCondition
-
-REPORT = "holdfast.dev/node-health"
-REPORT_AT = "holdfast.dev/node-health-at"
 
 
 @dataclass(frozen=True, slots=True)

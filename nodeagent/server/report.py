@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast.node_report import SCHEMA
 from nodeagent.agent.agent import Published, Released
 from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
 from nodeagent.model import DRIVER, NODE, Action, HealthFinding, HealthVerdict, Level, word
-
-SCHEMA = 1
 
 
 def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class TemperatureInput:
 
 
 def critical_c(raw: bytes | None) -> float | None:
-    """Parse a critical temperature in thousandths of a degree; None if it is implausible. Pure."""
+    """Parse a critical temperature given in thousandths of a degree; None if it is implausible. Pure."""
     value = parse_number(raw)
     found = None if value is None else value / 1000
     return found if found is not None and CRITICAL_MIN_C <= found <= CRITICAL_MAX_C else None

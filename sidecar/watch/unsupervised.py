@@ -16,7 +16,7 @@ from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState
 
 # Longer than the absence of a supervisor that will return: 350 s until Kubernetes replaces its pod on a lost
 # node (50 s until the node counts as lost, and 300 s for which pods tolerate this), 300 s to pull the image,
-# 60 s to start, and 15 s for the Lease make 725 s. Upgrades and failovers need only some of this time. A
+# 60 s to start, and 8 s for the Lease make 718 s. Upgrades and failovers need only some of this time. A
 # supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
 # back.
 LIMIT_S = 900.0

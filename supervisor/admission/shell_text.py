@@ -108,7 +108,7 @@ class _CommandReader:
             self.place = word.end
             if self.documents and "\n" in text[place : word.end]:
                 raise UnclearCommand("a word of several lines follows a here-document")
-            if self.words or not self._is_reserved(word):
+            if self.words or not self._take_reserved(word):
                 self._add(word)
 
     def finish(self) -> tuple[SimpleCommand, ...]:
@@ -125,8 +125,8 @@ class _CommandReader:
         if word.text == "[[" and len(self.words) == 1:
             self.place = self._after_test()
 
-    def _is_reserved(self, word: ShellWord) -> bool:
-        """Return True if the word is reserved. Such a word begins, divides or ends a compound command."""
+    def _take_reserved(self, word: ShellWord) -> bool:
+        """Take a reserved word, which begins, divides or ends a compound command. False if it is not one."""
         name = self.text[word.start : word.end]  # a quoted word is not reserved
         if name in _UNREAD:
             raise UnclearCommand(f"it has a compound command ({name})")

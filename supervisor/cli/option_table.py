@@ -166,17 +166,17 @@ Checks the installation, your rights, the namespace and its pods. Prints a line 
 remedy for each problem. The exit code is 1 if any problem was found."""
 
 _NODES_ABOUT = """\
-Lists the nodes that have a node agent: their state, the worst finding, what is due, and why nothing
-is done if so. ACTION is one of
+Lists the nodes that have a node agent: their state, the worst finding, what is due and, if nothing is
+being done, why. ACTION is one of
   explain     print all that is known of NODE, and what must happen before its release
-  release     remove the quarantine of NODE; it covers the findings of now, and ends after 7 days
+  release     remove the quarantine of NODE; this covers the current findings for 7 days
   quarantine  keep new work off NODE until it is released with `holdfast nodes release`
 
 The states are healthy, degraded (keeps its work), suspect (a fault is not confirmed yet), held (a
 confirmed fault, but a storm or the breaker prevents the quarantine), quarantined, waived (released by
 an operator in spite of its findings) and unknown (its agent is silent). The list is computed from the
-Nodes with your own rights, and works while the supervisor is down. Requests need the right to patch
-nodes, and are carried out by the supervisor. The exit code is 1 if it does not do so in time."""
+Nodes with your own rights, and works while the supervisor is down. Requests require permission to
+patch nodes; the supervisor carries them out. The exit code is 1 if it does not do so in time."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the

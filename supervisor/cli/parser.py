@@ -125,7 +125,7 @@ def _command(word: str, rest: Sequence[str]) -> str:
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
-    """Return the message that an option must come after its command; "" if the command has no such option."""
+    """Return the error message for an option before its command; "" if the command has no such option."""
     name = word.partition("=")[0]
     meant = next((each for each in rest if each in COMMANDS), "run")
     if _find(name, COMMANDS[meant]) is None:

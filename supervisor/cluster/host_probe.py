@@ -82,7 +82,7 @@ def lost_nodes(found: Iterable[tuple[str, bool]]) -> frozenset[str]:
     """Return the nodes whose members have no answer, given the node of each member and whether it lacks one.
 
     The members are those that answered before. The result is empty if most of their nodes lack an answer.
-    A node of which any member answers is not lost.
+    A node is not lost if any of its members answers.
     """
     answers: dict[str, bool] = {}
     for node, is_unanswered in found:

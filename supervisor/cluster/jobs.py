@@ -103,6 +103,7 @@ class ClusterJobs:
         does not keep.
         """
         self._nodes = nodes
+        self._heeded: frozenset[str] = frozenset()  # nodes whose agent's verdict moves members
         self.jobs: dict[JobKey, SupervisedJob] = {}
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
@@ -194,7 +195,7 @@ class ClusterJobs:
             elif job.group is not group:
                 job.update(group)
         async for key, job in _in_slices(tuple(self.jobs.items())):
-            job.note_departures(self._nodes)
+            job.note_departures(self._nodes, self._heeded)
             found = self._supervision(key)
             if key not in groups:  # the job's last pod is gone
                 job.update_pods(())
@@ -228,6 +229,12 @@ class ClusterJobs:
     def idle_standbys(self) -> list[IdleStandby]:
         """Return the standbys of all jobs that may yield to another pod of the cluster now."""
         return [each for job in self.jobs.values() for each in job.idle_standbys()]
+
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Have members move to standbys if the node agent of one of these nodes, and of no other, is bad."""
+        if nodes != self._heeded:
+            self._heeded = nodes
+            self.changed.set()
 
     def _refuse_job(self, group: PodGroup) -> None:
         """Record an event about the first pod of a job that is not supervised."""

@@ -31,7 +31,7 @@ from holdfast.protocol.member_messages import MEMBER_PATH
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption import node_racks
 from supervisor.cluster.adoption.pod_facts import KeptPods
-from supervisor.cluster.departures.node_notices import kept_node
+from supervisor.cluster.departures.node_notices import kept_node, read_conditions
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, PodMember
@@ -43,15 +43,18 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
-from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, connect
+from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, connect
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
-from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, lead
-from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
-from supervisor.kubernetes.replicas import EPOCH, PATH, Replicas
+from supervisor.kubernetes.leadership import Leadership, lead, sent_within
+from supervisor.kubernetes.lease import LeaseLock, LeaseLost, pod_of
+from supervisor.kubernetes.own_pod import OwnPod, certificate_for, is_gone, service_names
+from supervisor.kubernetes.replicas import EPOCH, HOLDER, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import QuarantineController
+from supervisor.nodes.node_mirror import NodeMirror
+from supervisor.observability import cluster_metrics
 
 log = logging.getLogger("supervisor")
 
@@ -66,6 +69,7 @@ MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were c
 MAX_IDLE = 1024
 BACKLOG = 128  # if more connections wait, the kernel drops them, and members wait for a second or longer
 REVIEWS_PER_ADDRESS = 16  # concurrent reviews; pods in a node's network share the node's address
+AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
 SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
 
 
@@ -94,19 +98,34 @@ class ClusterSupervisor:
         me = self._me
         lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
         while True:
-            await lead(lock, self._supervise, replicas.rival)
+            await lead(lock, self._supervise, replicas.rival, replicas.end_of)
+
+    async def pod_is_gone(self, holder: str) -> bool:
+        """Return True if the pod of this holder of the lease is known to have ended."""
+        name, uid = pod_of(holder)
+        return bool(uid) and await is_gone(self._server, self._me.namespace, name, uid)
 
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
-        authorities = await self._authorities.load()
+        self._term = term  # a former leader that cannot reach the API server asks for it
+        try:
+            await self._supervise_all(term)
+        finally:
+            self._jobs = self._term = None
+
+    async def _supervise_all(self, term: Leadership) -> None:
+        authorities = await self._load_authorities()
         changed = asyncio.Event()
 
+        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
+        nodes = NodeMirror(self._server, kept_labels=racks, kept_conditions=read_conditions())
+
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if old != new:
+            """Have the jobs look at nodes, except after a mere report, which only the quarantine reads."""
+            if old is None or new is None or kept_node(old, racks) != kept_node(new, racks):
                 changed.set()
 
-        racks = node_racks.rack_labels(os.environ.get(environment.RACK_LABELS, ""))
-        nodes = Mirror(self._server, NODES, note_node, prune=lambda node: kept_node(node, racks))
+        nodes.observe(note_node)
 
         def rack_of(name: str) -> str:
             node = nodes.objects.get(ObjectName("", name))
@@ -126,6 +145,8 @@ class ClusterSupervisor:
             lambda: term.left_s,
             self.limits,
             rack_of,
+            lambda node, fault: quarantine.note_run_fault(node, fault),
+            lambda: term.may_order,
             room,
         )
         keeping = KeptPods()
@@ -153,23 +174,29 @@ class ClusterSupervisor:
         jobs.leads = lambda: term.left_s > 0
         room.idle = jobs.idle_standbys
         quarantine = QuarantineController(
-            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s
+            self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
-        self._jobs, self._term = jobs, term
-        try:
-            await event_loop.until_one_ends(
-                pods.run(),
-                supervisions.run(),
-                nodes.run(),
-                jobs.find_unsupervised(),
-                probes.run(),
-                jobs.run(),
-                room.run(),
-                quarantine.run(),
-            )
-        finally:
-            self._jobs = self._term = None
+        self._jobs = jobs
+        await event_loop.until_one_ends(
+            pods.run(),
+            supervisions.run(),
+            nodes.run(),
+            jobs.find_unsupervised(),
+            probes.run(),
+            jobs.run(),
+            room.run(),
+            quarantine.run(),
+        )
+
+    async def _load_authorities(self) -> tuple[certificates.Authority, ...]:
+        """Return the authorities once the API server responds: a leader that ends would help nobody."""
+        while True:
+            try:
+                return await self._authorities.load()
+            except (ApiError, OSError) as error:
+                log.warning("authority not read", extra={"error": str(error)})
+                await asyncio.sleep(AGAIN_S)
 
     def _evict(self, namespace: str, pod: PodMember) -> None:
         """Evict a pod in the background. If this fails, the job requests it again.
@@ -197,10 +224,10 @@ class ClusterSupervisor:
         }
         try:
             request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
-            await asyncio.wait_for(request, term.left_s)
+            await sent_within(lambda: term.left_s, request)
         except NotFound:
             return
-        except (EvictionBlocked, ApiError, OSError, asyncio.TimeoutError) as error:
+        except (EvictionBlocked, ApiError, OSError) as error:
             log.warning("pod not evicted", extra={"pod": pod.name, "error": str(error)})
 
     # -- serving
@@ -248,8 +275,18 @@ class ClusterSupervisor:
                 del self._reviewing[address]
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Respond to another replica with the current term's epoch; 0 while this process does not lead."""
-        return web.json_response({EPOCH: self._term.epoch if self._term is not None else 0})
+        """Respond to another replica with the current term; its epoch is 0 if this process does not lead."""
+        term = self._term
+        return web.json_response({EPOCH: term.epoch if term else 0, HOLDER: term.holder if term else ""})
+
+    def measure(self) -> None:
+        """Set the metrics about the Lease and the jobs."""
+        jobs = self._jobs.jobs.values() if self._jobs is not None else ()
+        cluster_metrics.measure(
+            leads=self._term is not None and self._term.left_s > 0,
+            jobs=len(jobs),
+            standbys_missing=sum(each.standbys_missing for each in jobs),
+        )
 
     async def ready(self, _: web.Request) -> web.Response:
         """Respond to a probe. The process is ready whether or not it leads."""
@@ -266,7 +303,13 @@ async def serve(measured: event_loop.Lag) -> None:
         names = service_names(pod_layout.SUPERVISOR_SERVICE, me.namespace)
         certificate = await certificate_for(server, me, names)
         supervisor = ClusterSupervisor(server, me, measured)
-        replicas = Replicas(names[0], pod_layout.SUPERVISOR_PORT, me.address, certificate)
+        replicas = Replicas(
+            names[0],
+            pod_layout.SUPERVISOR_PORT,
+            me.address,
+            certificate,
+            pod_is_gone=supervisor.pod_is_gone,
+        )
         door = Door(MAX_IDLE)
         members = await _member_app(supervisor, door)
         runners = [members, await _listen_for_probes(supervisor)]
@@ -344,6 +387,7 @@ async def _listen_for_probes(supervisor: ClusterSupervisor) -> web.AppRunner:
     """Serve probes and metrics, which require no token, on a separate port."""
 
     async def metrics(_: web.Request) -> web.Response:
+        supervisor.measure()
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application(client_max_size=1024)

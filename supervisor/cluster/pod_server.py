@@ -39,12 +39,15 @@ class PodServer(MemberServer):
         limits: SharedLimits | None = None,
         reports_of: ReportOwner = UNSHARED,
         refused: Callable[[str], None] = lambda why: None,
+        may_order: Callable[[], bool] = lambda: True,
     ) -> None:
         """While `is_calm` returns True, `changed` is not called for routine reports.
 
-        `refused` is called with each new reason for refusing a report.
+        `refused` is called with each new reason for refusing a report. While `may_order` returns False,
+        orders wait.
         """
         super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of)
+        self._may_order = may_order
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
         self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
@@ -76,6 +79,9 @@ class PodServer(MemberServer):
         if self._given.get(member) != order:
             self._given[member] = order
             super().order(member, replace(order, secret=self._secret))
+
+    def may_send(self) -> bool:
+        return self._may_order()
 
     def keep(self, members: Container[str]) -> None:
         super().keep(members)

@@ -26,6 +26,8 @@ from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.departures.announced import AnnouncedDepartures
+from supervisor.cluster.hardware import repeats
+from supervisor.cluster.hardware.repeats import HardwareHistory
 from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
@@ -56,9 +58,11 @@ from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.status_memory import StatusMemory
+from supervisor.quarantine.model import RunFault
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
@@ -73,6 +77,7 @@ CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
 # How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
 REMOVAL_S = 60.0
+MAX_MEMBERS_KNOWN = 50_000  # members whose node is remembered; a job has at most 32,768 at a time
 _NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
 _CUT_OFF = (
     "no pod is evicted: most jobs in this namespace or in most namespaces have lost the connections of most"
@@ -96,6 +101,9 @@ class ClusterContext:
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
+    # takes note of a fault that the hardware of a node explains; called again, it changes nothing
+    note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
+    may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
     room: ClusterRoom | None = None  # for standbys; without it, none is created
 
 
@@ -116,6 +124,7 @@ class SupervisedJob:
             context.limits,
             ReportOwner(group.key.namespace, _name(group.key)),
             self._report_refusal,
+            context.may_order,
         )
         self.backend = PodBackend(
             self._evict,
@@ -151,7 +160,10 @@ class SupervisedJob:
             context.room or ClusterRoom(context.server),
         )
         self._departures = AnnouncedDepartures()
+        self._hardware = HardwareHistory()  # of the current run
+        self._nodes_of: dict[str, str] = {}  # by member, also of members that are gone
         self._nodes: Mapping[ObjectName, KubernetesObject] = {}
+        self._heeded: frozenset[str] = frozenset()  # nodes whose agent's verdict moves members
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
         self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
@@ -175,6 +187,9 @@ class SupervisedJob:
         if self.backend.update(pods):
             self._wake()
         pods = self.backend.pods.values()
+        self._nodes_of.update((pod.member, pod.node) for pod in pods if pod.node)
+        if len(self._nodes_of) > MAX_MEMBERS_KNOWN:
+            self._nodes_of = {pod.member: pod.node for pod in pods}
         if all(pod.has_ended and not self._is_to_be_deleted(pod) for pod in pods):
             self._has_work.clear()
         else:
@@ -185,29 +200,38 @@ class SupervisedJob:
             present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
         self._server.keep(present)
 
-    def note_departures(self, nodes: Mapping[ObjectName, KubernetesObject] | None = None) -> None:
+    def note_departures(
+        self,
+        nodes: Mapping[ObjectName, KubernetesObject] | None = None,
+        heeded: frozenset[str] | None = None,
+    ) -> None:
         """Update which members are about to end, and evict pods without ranks that must leave.
 
         Call this regularly, because some announcements count only after a while. `nodes` are the Node objects
-        that are known now.
+        that are known now. `heeded` are the names of those whose agent's verdict moves members.
         """
         if nodes is not None:
             self._nodes = nodes
+        if heeded is not None:
+            self._heeded = heeded
         now_s = time.monotonic()
-        found, known = self._departures.of(self._pods, self._nodes, now_s), self.backend.announced
+        memory = self.job.memory if self.job is not None else None
+        seats = memory.seats if memory is not None else {}
+        found = self._departures.observe(self._pods, self._nodes, now_s, self._heeded, seats)
+        known = self.backend.announced
         if self.backend.announce(found):
             self._wake()
             for name, each in self.backend.departures.items():
-                if name not in known or known[name].why != each.why:
+                is_idle = each.may_stay and name not in seats
+                if not is_idle and (name not in known or known[name].why != each.why):
                     log.info("member is about to end", extra={"member": name, "why": each.why})
                     self._event("MemberLeaves", f"member {name} is about to end: {each.why}")
-        memory = self.job.memory if self.job is not None else None
         has_settled = memory is not None and memory.phase == "running" and memory.settled
         if memory is None or not found or not (has_settled or memory.phase == "forming"):
             return
         idle = [pod for pod in self._pods if pod.is_running and pod.member not in memory.seats]
         if any(pod.member in found for pod in idle) and not self._why_blocked():
-            for pod in self._departures.to_evict(idle, found, now_s):
+            for pod in self._departures.take_due_evictions(idle, found, now_s):
                 log.info("evicting a pod that has left its ranks", extra={"pod": pod.name})
                 self._evict(pod)
 
@@ -280,6 +304,15 @@ class SupervisedJob:
         connected = {member for member, line in lines.items() if line is not None and line.connected}
         known = {member for member, line in lines.items() if line is not None and line.first_ns}
         return Reach(len(known | connected | {*running} & {*placed}), len(connected))
+
+    @property
+    def standbys_missing(self) -> int:
+        """How many standbys the job wants that are not ready; 0 unless it trains."""
+        if self.job is None or self.is_at_rest or self.job.memory.phase != "running":
+            return 0
+        members = self.job.publisher.published.get("members") or ()
+        ready = sum(1 for each in members if each["role"] == "standby" and each["parked"])
+        return max(0, self.job.policy.standby - ready)
 
     @property
     def probed(self) -> Iterable[ProbedMember]:
@@ -386,6 +419,10 @@ class SupervisedJob:
         self._context.events.record(owner, NOT_SUPERVISED, why, "Warning")
 
     async def _take_over(self) -> Takeover:
+        """Take over the job during the term, and never after it, because this would depose a successor."""
+        return await sent_within(self._context.term_left_s, self._take_over_now())
+
+    async def _take_over_now(self) -> Takeover:
         group = self.group
         self._resource = await ensure_resource(self._context.server, group.key, group.size, group.settings)
         return await self._resource.take_over(self._context.epoch)
@@ -440,11 +477,20 @@ class SupervisedJob:
             self._resource,
             found,
             lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
+            self._context.may_order,
         )
         self._records = records
         self._standbys.restore(found.standbys)
+        self._hardware = HardwareHistory(() if fresh else found.recent)
+        self._report_hardware()  # the earlier supervisor may have ended before it was on the Node
         publisher = StatusPublisher(
-            StatusMemory(_name(self.key), status_fields.MAX_RECENT, found.view, found.recent),
+            StatusMemory(
+                _name(self.key),
+                status_fields.MAX_RECENT,
+                found.view,
+                found.recent,
+                self._hardware.with_hardware,
+            ),
             self._context.lag,
             policy,
             records.lead,
@@ -581,10 +627,31 @@ class SupervisedJob:
     def _note_published(self) -> None:
         assert self.job is not None
         assert self._summary is not None  # because the run has published a status
-        for reason, message in self._status_events.of(self.job.publisher.published):
+        self._note_hardware(self.job.memory)
+        for reason, message in self._status_events.observe(self.job.publisher.published):
             self._event(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
+
+    def _note_hardware(self, memory: JobState) -> None:
+        """Report the open incident to the quarantine if it is evidence against a node."""
+        incident = memory.incident
+        if incident is None:
+            return
+        nodes = {pod.address: pod.node for pod in self._pods if pod.address}
+        found = repeats.of_incident(
+            incident,
+            memory.world_size,
+            lambda member: self._nodes_of.get(member, ""),
+            lambda address: nodes.get(address, ""),
+        )
+        if found is not None and self._hardware.note(found):
+            self._report_hardware()
+
+    def _report_hardware(self) -> None:
+        for each in self._hardware.counted:
+            fault = each.fault(f"{self.key.namespace}/{self.key.name}")
+            self._context.note_run_fault(each.node, fault)
 
     # -- events
 

@@ -78,8 +78,8 @@ class Job:
     ) -> None:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
-        `beat_s` returns the longest sleep until the next decision. `rack_of` returns the rack of a node, ""
-        if it is unknown.
+        `beat_s` returns the longest sleep until the next decision. `rack_of` returns a node's rack,
+        or "" if it is unknown.
         """
         self._beat_s = beat_s
         self._rack_of = rack_of

@@ -33,6 +33,7 @@ from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
+HELD_S = 0.05  # the time between two checks whether orders may be sent
 MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
@@ -189,7 +190,7 @@ class MemberServer:
                 size = len(message.data)
                 if buffer is not None:
                     buffer.has_whole_message = True
-                if name is not None and not await self._is_admitted(line, name, size):
+                if name is not None and not await self._admit(line, name, size):
                     break
                 expected_s = await self._limits.turns.wait(self._reports_of, size)
                 if line is not None and (line.owner is not socket or (name and name() != line.member)):
@@ -237,9 +238,7 @@ class MemberServer:
         connection.buffer = buffer
         return buffer
 
-    async def _is_admitted(
-        self, line: MemberConnection | None, name: Callable[[], str | None], size: int
-    ) -> bool:
+    async def _admit(self, line: MemberConnection | None, name: Callable[[], str | None], size: int) -> bool:
         """Wait until the member's budget allows a message of `size` bytes.
 
         Return whether `name` still returns the name under which the connection began.
@@ -344,12 +343,19 @@ class MemberServer:
     def tell_refusal(self, why: str) -> None:
         """Tell the user that reports are refused, once for each cause. It has already been logged."""
 
+    def may_send(self) -> bool:
+        """True if orders may be sent now. Otherwise, they are sent once this is True."""
+        return True
+
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:
         while True:
             await line.changed.wait()
             # This socket was replaced and may be half open, so an order sent here could be lost.
             if line.owner is not socket:
                 return
+            if not self.may_send():
+                await asyncio.sleep(HELD_S)
+                continue
             line.changed.clear()
             if line.order is not None and line.order is not line.sent:
                 line.sent = line.order

@@ -21,7 +21,7 @@ from supervisor.view import faults, members
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
 
 FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
-HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
+PRIVATE_HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
 TRIES = 4  # attempts to restore the same state
 
 # For each rank, its private states of one step. Each has its generation, the position in the view of the
@@ -161,7 +161,7 @@ def _private_sources(view: View, step: int) -> tuple[StateSource, ...] | None:
             holders.append(urls[position])
         if not holders:
             return None
-        sources += [StateSource(url, rank, newest, step) for url in holders[:HOLDERS]]
+        sources += [StateSource(url, rank, newest, step) for url in holders[:PRIVATE_HOLDERS]]
     return tuple(sources)
 
 

@@ -15,7 +15,7 @@ from supervisor.view.model import JobState
 
 # A member that lacks the snapshot fetches parts of it from all holders that it knows. More holders than this
 # would not make the transfer faster, because its own network is then the limit.
-HOLDERS = 8
+SNAPSHOT_HOLDERS = 8
 
 
 def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
@@ -24,10 +24,10 @@ def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
     If there are many, members get different ones, to keep one holder from serving all of them.
     """
     found = _sorted_by_rank(memory.sources).get(-1, ())
-    if len(found) <= HOLDERS:
+    if len(found) <= SNAPSHOT_HOLDERS:
         return found
     first = block % len(found)
-    return (*found[first : first + HOLDERS], *found)[:HOLDERS]
+    return (*found[first : first + SNAPSHOT_HOLDERS], *found)[:SNAPSHOT_HOLDERS]
 
 
 def for_ranks(memory: JobState, block: int) -> tuple[StateSource, ...]:

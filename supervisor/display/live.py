@@ -150,7 +150,7 @@ class LiveDisplay:
         if status.get("updated") != self._updated:
             self._updated, self._fresh_s = status.get("updated"), now_s
         self._status = status
-        for news in self._news.of(status):
+        for news in self._news.observe(status):
             self._lines.add_own(news)
         if len(self._lines) or now_s - self._drawn_s >= FRAME_S or now_s < self._drawn_s:
             self._draw(now_s)
@@ -221,7 +221,7 @@ class PlainDisplay:
         self._flush()
 
     def _add_changes(self, status: Mapping[str, Any], now_s: float) -> None:
-        for news in self._news.of(status):
+        for news in self._news.observe(status):
             self._lines.add_own(news)
         phase = rendering.phase(status)
         number = status.get("generation")

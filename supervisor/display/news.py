@@ -36,7 +36,7 @@ class _SlowRanks:
         self._shown: set[object] = set()
         self._judge: tuple[object, object] = (None, None)
 
-    def of(self, status: Mapping[str, Any]) -> list[str]:
+    def observe(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change. A new supervisor or generation begins without slow ranks."""
         judge = (status.get("supervisor_pid"), status.get("generation"))
         if judge != self._judge:
@@ -60,7 +60,7 @@ class _WarmFailures:
         # it can differ each time.
         self._failing: dict[object, bool] = {}
 
-    def of(self, status: Mapping[str, Any]) -> list[str]:
+    def observe(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change."""
         news = []
         for each in status.get("members") or ():
@@ -90,9 +90,9 @@ class StatusNews:
         self._warm = _WarmFailures()
         self._storage_fails = False
 
-    def of(self, status: Mapping[str, Any]) -> list[str]:
+    def observe(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change, but only one for an incident that was over before it was shown."""
-        news = [*self._slow.of(status), *self._warm.of(status), *self._storage(status)]
+        news = [*self._slow.observe(status), *self._warm.observe(status), *self._storage(status)]
         warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
             for note in status.get(name) or ():

@@ -114,7 +114,7 @@ def doublings(times: int) -> int:
 
 
 def describe_limit(limit_s: float, times: int, is_learned: bool, is_extended: bool) -> str:
-    """Return a clause with a limit and the reason for it. The usual limit needs no reason."""
+    """Return a clause that states the limit and the reason for it. The usual limit needs no reason."""
     if times:
         return f"the limit is now {limit_s:.0f} s, because a restart here did not help"
     if is_learned:

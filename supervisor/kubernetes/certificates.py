@@ -3,8 +3,8 @@
 Clients verify Holdfast's servers against a bundle of authorities. A pod receives the bundle when it is
 created, and keeps it for its whole life. An authority is therefore valid for years. Its successor joins the
 bundle `JOIN_DAYS` before the authority expires, but signs certificates only in the authority's last
-`SIGN_DAYS`. If a pod lives for less than `JOIN_DAYS` minus `SIGN_DAYS`, its bundle therefore covers every
-certificate that servers present to it.
+`SIGN_DAYS`. A pod that lives for less than `JOIN_DAYS` minus `SIGN_DAYS` can therefore verify every
+certificate that it is shown.
 
 The Secret's `ca.crt` contains the certificates and its `ca.key` the private keys, with the oldest authority
 first. To replace a leaked key, delete the Secret: the next check creates a new authority. Existing pods keep

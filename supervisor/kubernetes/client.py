@@ -13,6 +13,7 @@ import enum
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +86,7 @@ class ResourceKind:
 
 PODS = ResourceKind("", "v1", "pods")
 NODES = ResourceKind("", "v1", "nodes", namespaced=False)
+CONFIG_MAPS = ResourceKind("", "v1", "configmaps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,32 @@ class _Request:
     content_type: str = "application/json"
 
 
+_CHECK: ContextVar[Callable[[], str]] = ContextVar("check", default=lambda: "")
+
+
+class _NotSent(Exception):
+    """The request must not be sent. The message says why."""
+
+
+@contextmanager
+def checked(check: Callable[[], str]) -> Iterator[None]:
+    """Have `check` called just before each request of the tasks that are created in the block is written.
+
+    At this time, the request has its connection. If `check` returns a reason, the request is not sent, and
+    raises `ServerUnreachable`.
+    """
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+async def _check(*_: object) -> None:
+    if why := _CHECK.get()():
+        raise _NotSent(why)
+
+
 async def connect(kubeconfig: str | Path | None = None, context: str | None = None) -> ApiServer:
     """Return a client of the API server that the arguments, the environment or this pod specify.
 
@@ -130,7 +158,11 @@ class ApiServer:
     def __init__(self, access: ServerAccess, request_s: float = REQUEST_S, stall_s: float = STALL_S) -> None:
         self._access = access
         self._request_s, self._stall_s = request_s, stall_s
+        connected = aiohttp.TraceConfig()
+        connected.on_connection_create_end.append(_check)
+        connected.on_connection_reuseconn.append(_check)
         self._session = aiohttp.ClientSession(
+            trace_configs=[connected],
             connector=aiohttp.TCPConnector(ssl=access.tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": f"holdfast/{__version__}", "Accept": "application/json"},
@@ -415,6 +447,8 @@ def _translating(request: _Request) -> Iterator[None]:
         yield
     except ServerUnreachable:
         raise
+    except _NotSent as error:
+        raise ServerUnreachable(request.words, str(error), sent=False) from None
     except aiohttp.SocketTimeoutError:  # only watches have this limit
         raise WatchStalled(request.words, "silent for too long") from None
     except aiohttp.ClientConnectorError as error:

@@ -1,44 +1,33 @@
-"""Lead while this process holds a Kubernetes Lease.
+"""Hold a Kubernetes Lease in the name of one process.
 
-A leader counts its term from when it sent the last successful renewal, so it considers the term over before
-any other process does. Each renewal attempt times out when the term ends. If the API server does not respond,
-leadership therefore ends on time. Another process's lease has expired once it has not changed for its whole
-duration, by this process's monotonic clock. The timestamps in the lease come from different hosts' clocks and
-are never compared.
+Another process's lease has expired once it has not changed for its whole duration, by this process's clock,
+while this process watched it: the time between two reads counts only if they follow each other closely.
+Otherwise, all contenders would find every lease expired after an outage of the API server, or after they were
+suspended, and a leader that is well would lose its lease. The timestamps in the lease come from different
+hosts' clocks and are never compared.
+
+A lease is taken over earlier only from a process that is known to have ended: by its own pod's next process,
+or by another contender that knows it (`LeaseLock.note_ended`).
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.
-
-If the API server does not respond, no other process can be elected either, unless only this process is cut
-off from the server. A leader that can ask the other contenders (see `rival` in `lead`) therefore continues
-after its term without confirmation. Actions that the epoch in its orders protects may continue. All others
-must wait until `Leadership.left_s` is positive again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from supervisor.kubernetes.client import KubernetesObject, ResourceKind
-from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
-
-log = logging.getLogger(__name__)
+from supervisor.kubernetes.errors import AlreadyThere, Conflict, NotFound
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
-# A leader whose term ended while the API server did not respond continues for this long if the server then
-# refuses its requests, because a server that has just started refuses all of them until it has read its
-# permissions.
-REFUSED_S = 60.0
-UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
-
-_T = TypeVar("_T")
 
 
 class LeaseLost(Exception):
@@ -58,9 +47,9 @@ class LeaseTerms:
     `retry_s` apart.
     """
 
-    duration_s: int = 15
-    deadline_s: float = 10.0
-    retry_s: float = 2.0
+    duration_s: int = 8
+    deadline_s: float = 5.0
+    retry_s: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.retry_s < self.deadline_s / 2 or not self.deadline_s < self.duration_s:
@@ -79,6 +68,11 @@ class LeaseStore(Protocol):
     async def replace(self, kind: ResourceKind, body: KubernetesObject) -> KubernetesObject: ...
 
 
+def boot_s() -> float:
+    """Return a clock that also counts the time during which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class LeaseLock:
     """Acquires, renews and releases a Lease for one process. All methods are safe to repeat."""
 
@@ -92,12 +86,14 @@ class LeaseLock:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         *,
         pod_uid: str = "",
+        clock: Callable[[], float] = boot_s,
     ) -> None:
-        """`identity` names this process among its contenders.
+        """`identity` names this process among its contenders. `clock` measures the terms.
 
         With `pod_uid`, it names a pod, whose container restarts only after its process has ended. If an
         earlier process of the pod holds the lease, this one takes it over at once.
         """
+        self.clock = clock
         self.terms = terms or LeaseTerms()
         self._server, self._namespace, self._name = server, namespace, name
         self._identity = identity
@@ -106,7 +102,9 @@ class LeaseLock:
         self._turn = asyncio.Lock()
         self._leader = ""
         self._seen: tuple[object, ...] = ()
-        self._seen_s = 0.0  # when `_seen` was first read, on the loop's clock
+        self._seen_s = 0.0  # since when `_seen` is known to be unchanged
+        self._read_s = 0.0  # when the lease was last read
+        self._ended = ""  # the last holder that is known to have ended
         self.begin()
 
     def begin(self) -> None:
@@ -116,6 +114,15 @@ class LeaseLock:
         self._mine: KubernetesObject | None = None
         self._may_hold = False
         self._least = 0  # the lowest `leaseTransitions` to write
+
+    @property
+    def holder(self) -> str:
+        """The holder's name in the lease while this process holds it, different in each term."""
+        return self._holder
+
+    def note_ended(self, holder: str) -> None:
+        """Take over the lease at the next attempt if it is still that of `holder`, which has ended."""
+        self._ended = holder
 
     @property
     def leader(self) -> str:
@@ -174,8 +181,10 @@ class LeaseLock:
             return None
         spec = lease.get("spec") or {}
         seen = tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions"))
-        if seen != self._seen:
-            self._seen, self._seen_s = seen, asyncio.get_running_loop().time()
+        now_s = self.clock()
+        if seen != self._seen or now_s - self._read_s > self.terms.deadline_s:
+            self._seen, self._seen_s = seen, now_s
+        self._read_s = now_s
         return _with_spec(lease, spec)
 
     async def _hold(self, lease: KubernetesObject | None) -> int:
@@ -183,7 +192,7 @@ class LeaseLock:
         self._mine = None
         spec = {} if lease is None else lease["spec"]
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._holder) and not self._is_earlier(holder) and not self._has_expired(spec):
+        if holder not in ("", self._holder) and not self._is_gone(holder) and not self._has_expired(spec):
             self._leader, self._may_hold = holder, False
             raise HeldByAnother(holder)
         self._may_hold = True
@@ -195,14 +204,15 @@ class LeaseLock:
         self._least = int(written["spec"]["leaseTransitions"])
         return self._least + 1
 
-    def _is_earlier(self, holder: str) -> bool:
-        """Return True if `holder` is a process of this pod that has ended."""
-        return bool(self._pod) and holder.startswith(f"{self._identity}_{self._pod}")
+    def _is_gone(self, holder: str) -> bool:
+        """Return True if `holder` is a process that has ended."""
+        is_ours = bool(self._pod) and holder.startswith(f"{self._identity}_{self._pod}")
+        return is_ours or holder == self._ended
 
     def _has_expired(self, spec: KubernetesObject) -> bool:
         duration = spec.get("leaseDurationSeconds")
         duration_s = duration if isinstance(duration, int) and duration > 0 else self.terms.duration_s
-        return asyncio.get_running_loop().time() - self._seen_s >= duration_s
+        return self.clock() - self._seen_s >= duration_s
 
     def _new(self) -> KubernetesObject:
         metadata = {"name": self._name, "namespace": self._namespace}
@@ -234,185 +244,10 @@ class LeaseLock:
         return {**left, "leaseDurationSeconds": 1, "renewTime": _micro_time(self._now())}
 
 
-class Leadership:
-    """One term as leader. Every order contains `epoch`, and members refuse earlier leaders' orders."""
-
-    def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
-        self.epoch = epoch
-        self._lock = lock
-        self._expires_s = expires_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the term ends unless it is renewed; 0 or less once it has ended.
-
-        A body that was suspended beyond the end of the term still runs briefly before it is cancelled. Check
-        this before every action that the epoch does not protect.
-        """
-        return self._expires_s - asyncio.get_running_loop().time()
-
-    def extend(self, epoch: int, expires_s: float) -> None:
-        self.epoch, self._expires_s = epoch, max(self._expires_s, expires_s)
-
-    async def raise_above(self, known: int) -> None:
-        """Raise the epoch above `known`.
-
-        Raises `LeaseLost`, `ApiError` or `ServerUnreachable`; safe to repeat.
-        """
-        if known < self.epoch:
-            return
-        sent_s = asyncio.get_running_loop().time()
-        try:
-            epoch = await _within(max(0.0, self.left_s), self._lock.raise_above(known))
-        except HeldByAnother as error:
-            raise LeaseLost(f"{error} holds the lease") from None
-        self.extend(epoch, sent_s + self._lock.terms.deadline_s)
-
-
-async def lead(
-    lock: LeaseLock,
-    body: Callable[[Leadership], Awaitable[None]],
-    rival: Callable[[int], Awaitable[str]] | None = None,
-) -> None:
-    """Wait for the lease, run `body` while this process holds it, and then release it.
-
-    `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
-    `rival` is given and the API server does not respond when the term ends, the term continues without
-    confirmation until the lease is renewed, another process holds it, or there is a rival.
-
-    When this function returns or raises, `body` has ended. Until then, the lease is renewed if possible.
-    `body` is cancelled once, even if this coroutine is cancelled several times, and again only if it does not
-    end within `UNWIND_S`.
-
-    Raises:
-        LeaseLost: The term has ended, so this process must no longer act as the leader.
-        Exception: Any exception that `body` raises.
-    """
-    whole = asyncio.ensure_future(_lead(lock, body, rival))
-    try:
-        await asyncio.shield(whole)
-    except asyncio.CancelledError:
-        whole.cancel()
-        while not whole.done():
-            try:
-                await asyncio.wait({whole})
-            except asyncio.CancelledError:
-                continue
-        if not whole.cancelled():
-            whole.result()
-        raise
-
-
-async def _lead(
-    lock: LeaseLock,
-    body: Callable[[Leadership], Awaitable[None]],
-    rival: Callable[[int], Awaitable[str]] | None,
-) -> None:
-    lock.begin()
-    try:
-        term = await _acquire(lock)
-        log.info("leading", extra={"epoch": term.epoch})
-        work: asyncio.Future[None] = asyncio.ensure_future(body(term))
-        keeper = asyncio.ensure_future(_keep(lock, term, rival))
-        try:
-            await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _unwind(work)
-            keeper.cancel()
-            await asyncio.wait({keeper})
-    finally:
-        await _try_release(lock)
-    lost = None if keeper.cancelled() else keeper.exception()
-    if work.cancelled() and lost is not None:
-        raise lost
-    work.result()
-
-
-async def _acquire(lock: LeaseLock) -> Leadership:
-    loop = asyncio.get_running_loop()
-    terms = lock.terms
-    last = ""
-    while True:
-        sent_s = loop.time()
-        try:
-            epoch = await _within(terms.deadline_s / 2, lock.try_hold())
-            return Leadership(lock, epoch, sent_s + terms.deadline_s)
-        except HeldByAnother as error:
-            problem = f"held by {error}"
-        except (ApiError, OSError) as error:
-            problem = str(error)
-        if problem != last:
-            log.info("not leading", extra={"why": problem})
-            last = problem
-        await asyncio.sleep(terms.retry_s)
-
-
-async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
-    """Renew the term until it is lost, then raise `LeaseLost`: without `rival`, by the end of the term."""
-    loop = asyncio.get_running_loop()
-    terms = lock.terms
-    delay_s = terms.retry_s
-    refused_s: float | None = None  # when the server began to refuse
-    while True:
-        await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
-        sent_s = loop.time()
-        has_ended = term.left_s <= 0
-        if has_ended and rival is None:
-            raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
-        # Limit each attempt to half of the term, to leave time for another on a new connection.
-        limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
-        try:
-            epoch = await _within(limit_s, lock.try_hold())
-        except HeldByAnother as error:
-            raise LeaseLost(f"{error} holds the lease") from None
-        except (ApiError, OSError) as error:
-            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
-            if isinstance(error, ApiError):  # the server responds, so another process can be elected
-                refused_s = sent_s if refused_s is None else refused_s
-                if term.left_s <= 0 and (rival is None or loop.time() - refused_s >= REFUSED_S):
-                    raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
-            other = await rival(term.epoch) if term.left_s <= 0 and rival is not None else ""
-            if other:
-                raise LeaseLost(f"{other} leads with a higher epoch") from None
-        else:
-            refused_s = None
-            if has_ended and epoch != term.epoch:
-                raise LeaseLost("another process held the lease in the meantime")
-            term.extend(epoch, sent_s + terms.deadline_s)
-        delay_s = max(0.0, terms.retry_s - (loop.time() - sent_s))
-
-
-async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body until it ends, because `asyncio.wait_for` in the body can lose a cancellation."""
-    while not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=UNWIND_S)
-        if not work.done():
-            log.error("leader does not stop", extra={"limit_s": UNWIND_S})
-
-
-async def _try_release(lock: LeaseLock) -> None:
-    try:
-        await _within(lock.terms.retry_s, lock.release())
-    except (ApiError, OSError) as error:  # the next leader waits until the lease expires
-        log.warning("lease not released", extra={"error": str(error)})
-
-
-async def _within(limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of `work`, or raise TimeoutError after `limit_s`.
-
-    Unlike `asyncio.wait_for` before Python 3.12, it never loses a cancellation.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=limit_s)
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if task.cancelled():
-        raise TimeoutError(f"no answer within {limit_s:.1f} s")
-    return task.result()
+def pod_of(holder: str) -> tuple[str, str]:
+    """Return the name and uid of the pod in a holder's name. The uid is "" if the name lacks it."""
+    name, _, process = holder.rpartition("_")
+    return name, process.rpartition("-")[0]
 
 
 def _transitions(spec: KubernetesObject) -> int:

@@ -119,7 +119,7 @@ class ObjectCache:
         return entry.content
 
     def refusal(self, identity: ObjectIdentity) -> str:
-        """Return why the object is not read, if the API server or a limit refuses it; "" if neither does."""
+        """Return why the API server or a limit prevents the object from being read; "" if neither does."""
         entry = self._entries.get(identity)
         if entry is None and self._numbers[identity.namespace] >= NAMESPACE_OBJECTS:
             return f"the pods of its namespace have more than {NAMESPACE_OBJECTS} owners"

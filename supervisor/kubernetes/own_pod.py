@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret, ServerCertificate
-from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.errors import ApiError
+from supervisor.kubernetes.client import PODS, ApiServer
+from supervisor.kubernetes.errors import ApiError, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,21 @@ class OwnPod:
             os.environ["POD_IP"],
             os.environ.get("POD_UID", ""),
         )
+
+
+async def is_gone(server: ApiServer, namespace: str, name: str, uid: str) -> bool:
+    """Return True if the pod is known to have ended: it has finished, or another one or none has its name.
+
+    Without its pod, a process that still runs on a lost node can change nothing in the cluster: its token is
+    no longer valid.
+    """
+    try:
+        pod = await server.get(PODS, name, namespace)
+    except NotFound:
+        return True
+    except (ApiError, OSError):
+        return False
+    return pod["metadata"].get("uid") != uid or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:

@@ -1,7 +1,15 @@
 """Ask a Deployment's other replicas which of them leads, without using the API server.
 
-Only a leader whose term ends while the API server does not respond needs this (see `lease.lead`). If only
-this process is cut off from the API server, another replica may have been elected.
+Two kinds of replicas ask. A leader whose term ends while the API server does not respond asks for a rival
+(see `leadership.lead`), because only this process may be cut off from the server. A replica that waits for
+the lease asks for the end of the leader's process, so as not to wait until the lease expires.
+
+That end is certain: nothing listens on the address at which the leader was found, or another process answers
+there, or the pod no longer exists. A leader that is merely silent may be well, so its lease must expire. A
+network that refuses connections to a process that is well is the one error that remains. It is harmless,
+because the former leader finds its lease taken at its next renewal, a second later. Until then, its orders
+and its records have a lower epoch than those of the new leader, and each of its other requests is conditional
+on the object that it has seen.
 """
 
 from __future__ import annotations
@@ -11,7 +19,8 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -21,7 +30,10 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
-ASK_S = 2.0  # the limit for one response
+HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
+ASK_S = 1.0  # the limit for one response
+AGAIN_S = 0.5  # the time between two searches for a leader, or two looks at a silent one
+LOOK_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
 MAX_BYTES = 1024  # the limit for a response
 
@@ -30,6 +42,14 @@ async def addresses_of(service: str) -> Sequence[str]:
     """Return the addresses of a headless Service's pods. Raises `OSError` if the name does not resolve."""
     found = await asyncio.get_running_loop().getaddrinfo(service, None, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a replica says about itself."""
+
+    epoch: int = 0  # 0 if it does not lead
+    holder: str = ""
 
 
 class Replicas:
@@ -42,11 +62,17 @@ class Replicas:
         own_address: str,
         certificate: ServerCertificate,
         addresses: Callable[[str], Awaitable[Sequence[str]]] = addresses_of,
+        pod_is_gone: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`service` is the Service's full DNS name, which the certificates of all replicas contain."""
+        """`service` is the Service's full DNS name, which the certificates of all replicas contain.
+
+        `pod_is_gone` returns whether the pod of the given holder of the lease is known to have ended.
+        """
         self._service, self._port, self._own = service, port, own_address
         self._certificate = certificate
         self._addresses = addresses
+        self._pod_is_gone = pod_is_gone
+        self._noted: dict[str, str] = {}  # by address: the last error that was logged; "" is the Service
 
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
@@ -54,17 +80,75 @@ class Replicas:
         This takes at most 2 x `ASK_S`. A replica that does not respond within that time does not count as a
         rival.
         """
+        answers = await self._ask_all()
+        return next((address for address, its in answers.items() if its.epoch > epoch), "")
+
+    async def end_of(self, holder: str) -> str:
+        """Return once the process that holds the lease as `holder` is known to have ended, and say why.
+
+        While the leader is well, this costs a request every few seconds: it keeps a connection on which
+        nothing is sent, which ends with the process.
+        """
+        address = ""
+        while True:
+            if not address:
+                answers = await self._ask_all()
+                address = next((each for each, its in answers.items() if its.holder == holder), "")
+            elif why := await self._why_ended(address, holder):
+                return why
+            if self._pod_is_gone is not None and not address and await self._pod_is_gone(holder):
+                return "its pod has ended"
+            await asyncio.sleep(AGAIN_S)
+
+    async def _ask_all(self) -> Mapping[str, _Answer]:
+        """Return the answer of each other replica that has answered, by its address."""
         try:
             found = await asyncio.wait_for(self._addresses(self._service), ASK_S)
         except (OSError, asyncio.TimeoutError) as error:
-            log.info("replicas not found", extra={"error": str(error)})
-            return ""
+            self._note("", str(error))
+            return {}
+        self._note("", "")
         others = [each for each in dict.fromkeys(found) if each != self._own][:MAX_REPLICAS]
-        epochs = await asyncio.gather(*map(self._epoch, others))
-        return next((other for other, its in zip(others, epochs, strict=True) if its > epoch), "")
+        answers = await asyncio.gather(*map(self._ask, others), return_exceptions=True)
+        return {other: its for other, its in zip(others, answers, strict=True) if isinstance(its, _Answer)}
 
-    async def _epoch(self, address: str) -> int:
-        """Return the epoch of the replica at `address`; 0 if it does not lead or does not answer."""
+    async def _why_ended(self, address: str, holder: str) -> str:
+        """Wait for news of the process at `address`. Return why `holder` has ended; "" if it may not have."""
+        await self._until_closed(address)
+        return await self._why_ended_now(address, holder)
+
+    async def _why_ended_now(self, address: str, holder: str) -> str:
+        try:
+            answer = await self._ask(address)
+        except ConnectionRefusedError:
+            return f"nothing listens on {address}"
+        except OSError:
+            gone = self._pod_is_gone is not None and await self._pod_is_gone(holder)
+            return "its pod has ended" if gone else ""
+        return "" if answer.holder == holder else f"the process on {address} does not hold the lease"
+
+    async def _until_closed(self, address: str) -> None:
+        """Return once a connection to `address` ends or is refused: when its process ends, or after a while.
+
+        This connection has no TLS, because nothing is sent on it, and the replica soon closes it.
+        """
+        try:
+            connecting = asyncio.open_connection(address, self._port)
+            reader, writer = await asyncio.wait_for(connecting, ASK_S)
+        except (OSError, asyncio.TimeoutError):
+            return
+        try:
+            await asyncio.wait_for(reader.read(1), LOOK_S)
+        except (OSError, asyncio.TimeoutError):
+            return
+        finally:
+            writer.close()
+
+    async def _ask(self, address: str) -> _Answer:
+        """Return the answer of the replica at `address`.
+
+        Raises `ConnectionRefusedError` if nothing listens there, and another `OSError` if nothing answers.
+        """
         host = f"[{address}]" if ":" in address else address
         verify = ssl.create_default_context(cadata=self._certificate.bundle)
         limit = aiohttp.ClientTimeout(total=ASK_S)
@@ -76,10 +160,11 @@ class Replicas:
                     ssl=verify,
                     server_hostname=self._service,
                     allow_redirects=False,
-                ) as answer,
+                ) as response,
             ):
-                text = await answer.content.read(MAX_BYTES)
-            epoch = json.loads(text)[EPOCH] if answer.status == 200 else 0
+                text = await response.content.read(MAX_BYTES)
+            said = json.loads(text) if response.status == 200 else {}
+            epoch, holder = said[EPOCH], said.get(HOLDER, "")
         except (
             aiohttp.ClientError,
             OSError,
@@ -87,7 +172,20 @@ class Replicas:
             ValueError,
             LookupError,
             TypeError,
+            AttributeError,
         ) as error:
-            log.info("replica not asked", extra={"address": address, "error": str(error)})
-            return 0
-        return epoch if type(epoch) is int else 0
+            self._note(address, str(error) or "no answer in time")
+            if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+                raise ConnectionRefusedError(str(error)) from None
+            raise OSError(f"no answer from {address}: {error}") from None
+        self._note(address, "")
+        return _Answer(epoch if type(epoch) is int else 0, holder if isinstance(holder, str) else "")
+
+    def _note(self, address: str, error: str) -> None:
+        """Log an error once, because a replica that waits for the lease asks again and again."""
+        if error and self._noted.get(address) != error:
+            what = "replica not asked" if address else "replicas not found"
+            log.info(what, extra={"address": address or self._service, "error": error})
+        self._noted[address] = error
+        if len(self._noted) > 2 * MAX_REPLICAS:
+            self._noted.clear()

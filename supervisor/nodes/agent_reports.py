@@ -60,7 +60,7 @@ class AgentReports:
         self._nodes.pop(name, None)
 
     def is_awaited(self, name: str, now_s: float, policy: NodePolicy) -> bool:
-        """True if this process has heard nothing of the node yet, but only because it has just begun."""
+        """True if this process has heard nothing of the node yet, but only because it has just started."""
         heard = self._nodes.get(name)
         return (
             heard is not None

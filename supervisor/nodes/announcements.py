@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import Counter as MetricCounter
 from prometheus_client import Gauge
 
+from holdfast.node_report import DEGRADED, UNHEALTHY
 from supervisor.admission import pod_layout
 from supervisor.kubernetes.events import EventRecorder, EventType, ObjectReference
 from supervisor.nodes import plan as planning
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import KINDS, NodePlan, NodeWrite
+from supervisor.nodes.verdicts import VerdictSwaps
 from supervisor.quarantine import breaker
-from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodePolicy, NodeView
+from supervisor.quarantine.model import NodePolicy, NodeView
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,13 @@ ALLOWED_METRIC = Gauge("holdfast_quarantine_allowed_nodes", "The number of nodes
 ALERTS_METRIC = Gauge("holdfast_quarantine_alerts", "Nodes that need an operator.")
 DRY_METRIC = Gauge("holdfast_quarantine_dry_run", "1 while actions are only announced.")
 WRITES_METRIC = MetricCounter("holdfast_quarantine_writes", "Changes of nodes, by kind.", ("kind",))
-METRICS = (NODES_METRIC, ALLOWED_METRIC, ALERTS_METRIC, DRY_METRIC, WRITES_METRIC)
+RESULTS = ("moves", "held")
+VERDICTS_METRIC = Gauge(
+    "holdfast_quarantine_verdicts",
+    "Nodes whose agents report a fault: members move, or are held.",
+    ("result",),
+)
+METRICS = (NODES_METRIC, ALLOWED_METRIC, ALERTS_METRIC, DRY_METRIC, WRITES_METRIC, VERDICTS_METRIC)
 # The event's reason, and whether it is a warning, for each kind of write that people should know about
 REASONS: Mapping[str, tuple[str, EventType]] = {
     planning.TAINTED: ("Quarantined", "Warning"),
@@ -42,6 +50,7 @@ REASONS: Mapping[str, tuple[str, EventType]] = {
     planning.REFUSED: ("RequestRefused", "Warning"),
 }
 DRY_RUN, ALERT = "QuarantineDryRun", "QuarantineAlert"
+VERDICT_HELD, VERDICT_DRY_RUN = "VerdictHeld", "VerdictDryRun"
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _POOL = ObjectReference("apps/v1", "Deployment", pod_layout.NAMESPACE, pod_layout.SUPERVISOR_SERVICE, "")
 
@@ -70,10 +79,14 @@ class Announcer:
         nodes: Mapping[str, KnownNode],
         awaited: Iterable[str],
         policy: NodePolicy,
+        swaps: VerdictSwaps,
         *,
         is_dry: bool,
     ) -> None:
-        """Announce alerts and, in a dry run, actions. `awaited`: nodes not heard of yet, which is no news."""
+        """Announce alerts, verdicts that move nobody and, in a dry run, actions.
+
+        `awaited`: nodes whose silence is expected, because this process has just started.
+        """
         views = {each.name: each for each in plan.pool.nodes}
         hushed = {*awaited}
         now: dict[tuple[str, str], str] = {}
@@ -84,11 +97,19 @@ class Announcer:
         for hold in plan.holds:
             if hold.alert and hold.node not in hushed:
                 now[hold.node, ALERT] = hold.why
+        for name, why in swaps.held.items():
+            now[name, VERDICT_HELD] = why
+        for name, why in swaps.would.items():
+            now[name, VERDICT_DRY_RUN] = (
+                f"dry run: Holdfast would move the members of jobs on this node to standbys: {why}"
+            )
         for (name, reason), text in now.items():
             if self._said.get((name, reason)) != _NUMBER.sub("#", text):
                 self._say(nodes.get(name), reason, text)
         self._said = {key: _NUMBER.sub("#", text) for key, text in now.items()}
         _measure(plan, policy, sum(reason == ALERT for _, reason in now), is_dry)
+        VERDICTS_METRIC.labels("moves").set(len(swaps.moving))
+        VERDICTS_METRIC.labels("held").set(len(swaps.held) + len(swaps.would))
 
     def warn(self, reference: ObjectReference, reason: str, text: str) -> None:
         """Announce something that is wrong, and that the caller announces once."""

@@ -16,37 +16,40 @@ from typing import Any, NoReturn, Protocol
 
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
+from supervisor.kubernetes.client import CONFIG_MAPS, NODES, PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError, Conflict, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder, ObjectReference, api_time
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.lease import LEASES
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
 from supervisor.nodes.agent_reports import AgentReports
 from supervisor.nodes.announcements import Announcer
-from supervisor.nodes.api_kinds import CONFIG_MAPS, NODES
 from supervisor.nodes.drain import OtherPod
 from supervisor.nodes.names import CONFIG, MANAGER
+from supervisor.nodes.node_mirror import NodeMirror
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import NodePlan, NodeWrite, plan
 from supervisor.nodes.settings import BadSettings, QuarantineSettings
+from supervisor.nodes.verdicts import AgentVerdicts, NodesInService, VerdictSwaps
+from supervisor.quarantine import breaker, evidence, waivers
 from supervisor.quarantine.model import MAX_RUNS, NO_NEW_WORK, NodeView, RunFault
 from supervisor.quarantine.transition import RUNS_S, not_later
 
 log = logging.getLogger(__name__)
 
 WRITE_S = 10.0  # the limit of one request, if the term lasts longer
-SHORTEST_S = 0.05  # between two plans
+MIN_PLAN_INTERVAL_S = 0.05
 # A plan that took 1 ms is followed by a pause of 50 ms, so plans take 2 % of a core, however many agents
 # report.
 # A plan for 2,000 nodes takes 20 ms. The pause is not longer than a fault may wait.
-COST, MAX_PAUSE_S = 50, 1.0
-LONGEST_S = 10.0  # between two plans: silence is no event
+PAUSE_FACTOR, MAX_PAUSE_S = 50, 1.0
+MAX_PLAN_INTERVAL_S = 10.0  # a node that falls silent triggers no event, so plan at least this often
 DRAINING_S = 1.0  # between two plans while a node is being drained
 OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two looks at other people's pods on a node that is out
 DEFECT_S = 5.0
 MAX_WRITES = 100  # between two pauses
-NOT_FOUND_S = 2.0
+NOT_FOUND_PAUSE_S = 2.0  # before the next request about an object that does not exist
 CONFLICT_S = 0.1  # after a conflict: the watch delivers what has changed
 REFUSED_S, MAX_REFUSED_S = 2.0, 60.0  # after a failed write of one node, doubled each time
 MAX_NOTED = 1000  # nodes with faults seen by runs that are not stored yet
@@ -61,6 +64,9 @@ class QuarantinedJobs(Protocol):
     def members_on(self, node: str) -> int:
         """Return the number of members that are still on the node."""
 
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Move members to standbys if the agent of one of these nodes, and of no other, reports a fault."""
+
 
 class NoJobs:
     """Jobs without members on any node."""
@@ -70,6 +76,9 @@ class NoJobs:
 
     def members_on(self, node: str) -> int:
         return 0
+
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Do nothing: no member could move."""
 
 
 class QuarantineController:
@@ -82,11 +91,13 @@ class QuarantineController:
         namespace: str,
         jobs: QuarantinedJobs,
         left_s: Callable[[], float],
+        nodes: NodeMirror,
         wall: Callable[[], float] = time.time,
-        *,
-        labels: str = "",
     ) -> None:
-        """`namespace` has the Lease and the settings. `labels` selects the nodes that may be in the pool."""
+        """`namespace` has the Lease and the settings. `nodes` are those that may be in the pool.
+
+        The caller runs `nodes`.
+        """
         self.settings = QuarantineSettings()
         self._server, self._jobs, self._left_s, self._wall = server, jobs, left_s, wall
         self._namespace = namespace
@@ -99,8 +110,12 @@ class QuarantineController:
         self._draining: set[str] = set()  # nodes on which this process has seen work during their drain
         self._installed_s: float | None = None
         self._changed = asyncio.Event()
-        self._nodes = Mirror(server, NODES, self._note_node, labels=labels, prune=node_objects.prune)
-        self.synced = self._nodes.synced  # set once all nodes are known
+        self._verdicts = AgentVerdicts()
+        self._swaps = VerdictSwaps()
+        self._service: NodesInService | None = None  # None before the first plan
+        self._nodes = nodes
+        nodes.observe(self._note_node)
+        self.synced = nodes.synced  # set once all nodes are known
         self._config = Mirror(
             server, CONFIG_MAPS, self._note_config, namespace=namespace, fields=f"metadata.name={CONFIG}"
         )
@@ -115,7 +130,7 @@ class QuarantineController:
 
     async def run(self) -> NoReturn:
         """Carry out the quarantine. Never returns."""
-        await event_loop.until_one_ends(self._nodes.run(), self._config.run(), self._carry_out())
+        await event_loop.until_one_ends(self._config.run(), self._carry_out())
         raise AssertionError("none of them returns")
 
     # -- observing
@@ -127,6 +142,8 @@ class QuarantineController:
             self._others.pop(name.name, None)
         else:
             self._take(new)
+        if self._note_verdict(name.name):
+            self._heed_verdicts()
         self._changed.set()
 
     def _take(self, found: KubernetesObject) -> None:
@@ -137,6 +154,25 @@ class QuarantineController:
             return
         self._known[new.name] = new
         self._reports.note(new, asyncio.get_running_loop().time())
+
+    def _note_verdict(self, name: str) -> bool:
+        """Note a node's verdict. Return True if other members may have to move now."""
+        now_s, known = asyncio.get_running_loop().time(), self._known.get(name)
+        if known is None:
+            return self._verdicts.note(name, None, now_s)
+        is_out = known.is_tainted or known.view.cordoned
+        return self._verdicts.note(name, known.verdict, now_s, known.view.rack, is_out=is_out)
+
+    def _heed_verdicts(self) -> None:
+        """Have members leave the nodes whose agents report a fault, as far as the limits allow.
+
+        This is done at once when a verdict changes, because a node may fail within a second.
+        """
+        if self._service is None or self._left_s() <= 0:
+            return
+        now_s, is_dry = asyncio.get_running_loop().time(), self._is_dry()
+        self._swaps = self._verdicts.swaps(self._service, self.settings.policy, now_s, is_dry=is_dry)
+        self._jobs.heed_verdicts(self._swaps.moving)
 
     def _note_config(self, _: ObjectName, __: object, new: KubernetesObject | None) -> None:
         self._changed.set()
@@ -183,27 +219,48 @@ class QuarantineController:
             if write is None or self._left_s() <= 0:
                 break
             await self._write(write)
+        self._service = self._in_service(found)
+        self._heed_verdicts()
         self._announce(found)
         await self._correct_conditions()
         await self._drain(found)
         await self._look_at_others()
-        return min(MAX_PAUSE_S, max(SHORTEST_S, COST * spent_s)), self._due_s(found)
+        return min(MAX_PAUSE_S, max(MIN_PLAN_INTERVAL_S, PAUSE_FACTOR * spent_s)), self._due_s(found)
 
     def _plan(self) -> NodePlan:
         now_s, wall_s, policy = asyncio.get_running_loop().time(), self._wall(), self.settings.policy
-        is_dry = self.settings.is_dry(self._installed_s, wall_s)
         views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
         views = {name: self._with_work(view) for name, view in views.items()}
         self._runs = {name: not_later(faults, wall_s) for name, faults in self._runs.items()}
-        return plan(self._known, views, self._runs, policy, wall_s, is_dry=is_dry)
+        return plan(self._known, views, self._runs, policy, wall_s, is_dry=self._is_dry())
+
+    def _is_dry(self) -> bool:
+        return self.settings.is_dry(self._installed_s, self._wall())
 
     def _announce(self, found: NodePlan) -> None:
-        """Announce what holds once all due writes are done: before, the holds do not count them."""
-        now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
-        names = (each.name for each in found.pool.nodes)
-        awaited = [name for name in names if self._reports.is_awaited(name, now_s, policy)]
-        is_dry = self.settings.is_dry(self._installed_s, self._wall())
-        self._announcer.planned(found, self._known, awaited, policy, is_dry=is_dry)
+        """Announce only after all due writes, because until then the holds ignore them."""
+        awaited = [each.name for each in found.pool.nodes if self._is_awaited(each)]
+        policy = self.settings.policy
+        self._announcer.planned(found, self._known, awaited, policy, self._swaps, is_dry=self._is_dry())
+
+    def _is_awaited(self, node: NodeView) -> bool:
+        return self._reports.is_awaited(node.name, asyncio.get_running_loop().time(), self.settings.policy)
+
+    def _in_service(self, found: NodePlan) -> NodesInService:
+        """Return the nodes in service. Those that this process has yet to hear count as known.
+
+        Otherwise, verdicts would move nobody for half a minute after each change of the leader.
+        """
+        out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
+        awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
+        waived = frozenset(each.name for each in found.pool.nodes if self._is_waived(each))
+        return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out, waived)
+
+    def _is_waived(self, node: NodeView) -> bool:
+        """True if an operator has released the node, and knew all that is wrong with it now."""
+        if node.waiver is None or node.report is None or not evidence.unhealthy(node.report):
+            return False
+        return not waivers.counted(node, self._wall(), self.settings.policy)
 
     def _with_work(self, view: NodeView) -> NodeView:
         others, _ = self._others.get(view.name, ((), 0.0))
@@ -211,7 +268,7 @@ class QuarantineController:
         return replace(view, busy=True) if is_busy else view
 
     async def _learn_installation(self) -> None:
-        """Learn when Holdfast was installed: the Lease survives restarts, upgrades and leaders."""
+        """Read the installation time from the Lease, which outlives restarts, upgrades and leaders."""
         is_known = self._installed_s is not None or self.settings.dry_run != settings.FIRST_HOUR
         if is_known or self._is_paused(pod_layout.SUPERVISOR_LEASE):
             return
@@ -228,7 +285,7 @@ class QuarantineController:
         ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]
         if found.draining:
             ends.append(DRAINING_S)
-        return min(LONGEST_S, max(SHORTEST_S, min(ends, default=LONGEST_S)))
+        return min(MAX_PLAN_INTERVAL_S, max(MIN_PLAN_INTERVAL_S, min(ends, default=MAX_PLAN_INTERVAL_S)))
 
     # -- writing
 
@@ -274,9 +331,9 @@ class QuarantineController:
         no longer contains it.
         """
         try:
-            answer = await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+            answer = await asyncio.wait_for(sent_within(self._left_s, request), WRITE_S)
         except NotFound:
-            self._pause(name, NOT_FOUND_S)
+            self._pause(name, NOT_FOUND_PAUSE_S)
             self._known.pop(name, None)
         except Conflict:
             self._pause(name, CONFLICT_S)
@@ -348,7 +405,7 @@ class QuarantineController:
         )
         failures = self._paused.get(pod.uid, (0, 0.0))[0] + 1
         try:
-            await asyncio.wait_for(request, max(0.001, min(self._left_s(), WRITE_S)))
+            await asyncio.wait_for(sent_within(self._left_s, request), WRITE_S)
         except NotFound:
             self._paused.pop(pod.uid, None)
             return

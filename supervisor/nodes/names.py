@@ -1,4 +1,4 @@
-"""The names that Holdfast uses on Node objects. Pure."""
+"""The names that the supervisor uses on Node objects. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
 
 # Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
 REQUEST = PREFIX + "quarantine-request"
+REQUESTED_BY = PREFIX + "quarantine-requested-by"  # who; an admission policy compares it with the user
 
-# Written by the node agent
-REPORT = PREFIX + "node-health"
-REPORT_AT = PREFIX + "node-health-at"
+VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")  # conditions that the node agent writes
 
 READY = "Ready"  # the kubelet's condition
-# Three bad nodes of a rack are a storm of that rack. A zone is no rack: it contains most of a pool.
+# Three bad nodes of a rack are a storm of that rack. Do not use the zone: it contains most of a pool.
 RACK = "topology.kubernetes.io/rack"
 CONFIG = "holdfast-quarantine"  # the ConfigMap with the operator's settings

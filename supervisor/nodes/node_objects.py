@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from supervisor.nodes.names import CONDITION, RACK, READY, RECORD, REPORT, REPORT_AT, REQUEST, TAINT
+from holdfast.node_report import REPORT, REPORT_AT
+from supervisor.nodes.names import (
+    CONDITION,
+    RACK,
+    READY,
+    RECORD,
+    REQUEST,
+    REQUESTED_BY,
+    TAINT,
+    VERDICTS,
+)
 from supervisor.quarantine import stored
 from supervisor.quarantine.model import NodeView
 from supervisor.quarantine.stored import BadState
 
 # The API allows 256 KiB of annotations per object. An agent's report has at most 32 KiB.
 MAX_REPORT = MAX_RECORD = 128 << 10
-MAX_WHY = 300  # characters of an operator's reason
+MAX_WHY = 300  # characters of an operator's or an agent's reason
+MAX_NAME = 200  # characters of a user's name
 _RELEASE, _QUARANTINE, _WITH_DRAIN = "release", "quarantine", "quarantine+drain"
-_KEPT_ANNOTATIONS = (RECORD, REQUEST, REPORT, REPORT_AT)
+_KEPT_METADATA = ("name", "uid", "resourceVersion", "deletionTimestamp")
+_KEPT_ANNOTATIONS = (RECORD, REQUEST, REQUESTED_BY, REPORT, REPORT_AT)
 _KEPT_LABELS = (RACK,)
-_KEPT_CONDITIONS = (READY, CONDITION)
+_KEPT_CONDITIONS = (READY, CONDITION, *VERDICTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,7 @@ class OperatorRequest:
     why: str = ""
     drain: bool = False
     refused: str = ""
+    by: str = ""  # the user who asks; "" if the request does not name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,7 @@ class KnownNode:
     condition: Mapping[str, Any] | None  # Holdfast's own
     request: OperatorRequest | None
     told: Mapping[str, str]
+    verdict: str | None = None  # see `verdict_of`
 
     @property
     def name(self) -> str:
@@ -70,11 +84,17 @@ class KnownNode:
         return self.report is not None or self.is_tainted or is_held or self.request is not None
 
 
-def prune(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return only the parts of a Node that `read` reads. A Node can list hundreds of images."""
+def prune(
+    found: Mapping[str, Any], labels: Iterable[str] = (), conditions: Iterable[str] = ()
+) -> Mapping[str, Any]:
+    """Return only the parts of a Node that `read` reads. A Node can list hundreds of images.
+
+    `labels` and `conditions` are what else to keep, for others who look at the same object.
+    """
     metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
-    kept = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
-    for part, names in (("labels", _KEPT_LABELS), ("annotations", _KEPT_ANNOTATIONS)):
+    kept = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
+    kept_types = (*_KEPT_CONDITIONS, *conditions)
+    for part, names in (("labels", (*_KEPT_LABELS, *labels)), ("annotations", _KEPT_ANNOTATIONS)):
         values = _mapping(metadata.get(part))
         kept[part] = {key: values[key] for key in names if key in values}
     info = _mapping(status.get("nodeInfo"))
@@ -82,9 +102,7 @@ def prune(found: Mapping[str, Any]) -> Mapping[str, Any]:
         "metadata": kept,
         "spec": {key: spec[key] for key in ("taints", "unschedulable") if key in spec},
         "status": {
-            "conditions": [
-                each for each in status.get("conditions") or () if each.get("type") in _KEPT_CONDITIONS
-            ],
+            "conditions": [each for each in status.get("conditions") or () if each.get("type") in kept_types],
             "nodeInfo": {key: info[key] for key in ("bootID", "machineID") if key in info},
         },
     }
@@ -123,9 +141,25 @@ def read(found: Mapping[str, Any]) -> KnownNode:
         str(notes.get(REPORT_AT, "")),
         taints,
         conditions.get(CONDITION),
-        read_request(notes[REQUEST]) if REQUEST in notes else None,
+        replace(read_request(notes[REQUEST]), by=_one_line(notes.get(REQUESTED_BY)))
+        if REQUEST in notes
+        else None,
         told,
+        verdict_of(found),
     )
+
+
+def verdict_of(found: Mapping[str, Any]) -> str | None:
+    """Return a clause that says what the agent finds wrong with a node; "" if nothing is known.
+
+    Return None for a node without an agent.
+    """
+    conditions = _mapping(found.get("status")).get("conditions") or ()
+    verdicts = [each for each in conditions if _mapping(each).get("type") in VERDICTS]
+    for each in verdicts:
+        if each.get("status") == "False":
+            return str(each.get("message") or each.get("reason") or "a fault")[:MAX_WHY].rstrip(".")
+    return "" if verdicts else None
 
 
 def read_request(text: str) -> OperatorRequest:
@@ -161,6 +195,10 @@ def _parsed(text: object, most: int) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ValueError(f"{text[:40]!r} is not a JSON object")
     return found
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text or "").split())[:MAX_NAME]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

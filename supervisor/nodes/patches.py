@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.nodes.names import CONDITION, RECORD, REQUEST, TAINT
+from supervisor.nodes.names import CONDITION, RECORD, REQUEST, REQUESTED_BY, TAINT
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.quarantine import stored
 from supervisor.quarantine.model import NO_NEW_WORK, OPERATOR, NodeView, Quarantine
@@ -23,7 +23,10 @@ MAX_MESSAGE = 1000  # characters of the reason in the record and the condition
 
 @dataclass(frozen=True, slots=True)
 class DecisionNote:
-    """Who decided, and why. Only people read it."""
+    """Who decided, and why. Only people read it.
+
+    `by` is "holdfast", "operator", or "operator" and the user's name.
+    """
 
     by: str
     why: str
@@ -42,6 +45,8 @@ def main_patch(node: KnownNode, after: NodeView, note: DecisionNote | None, at: 
     annotations: dict[str, str | None] = {RECORD: json.dumps(record, separators=(",", ":"))}
     if node.request is not None:
         annotations[REQUEST] = None
+        if node.request.by:
+            annotations[REQUESTED_BY] = None
     body: dict[str, Any] = {
         "metadata": {"resourceVersion": node.view.version, "annotations": annotations},
     }
@@ -68,7 +73,7 @@ def taint_value(held: Quarantine) -> str:
 
 
 def condition_of(node: KnownNode) -> Mapping[str, Any] | None:
-    """Return Holdfast's condition as the record says it should be; None if it is not needed or is right."""
+    """Return Holdfast's condition if it must be written; None if it is not needed or already correct."""
     held, known = node.view.quarantine, node.condition
     if not node.told or node.view.refused or (held is None and known is None):
         return None
@@ -98,7 +103,7 @@ def status_apply(node: KnownNode, condition: Mapping[str, Any]) -> dict[str, Any
 
 def _reason(held: Quarantine | None, by: str) -> str:
     if held is None:
-        return "ReleasedByOperator" if by == OPERATOR else "Released"
+        return "ReleasedByOperator" if by.partition(" ")[0] == OPERATOR else "Released"
     if held.effect != NO_NEW_WORK:
         return "Avoided"
     return "".join(word.capitalize() for word in taint_value(held).split("_")) or "Quarantined"

@@ -51,7 +51,7 @@ _SET_BY_HAND = "its taint was set by hand"
 
 @dataclass(frozen=True, slots=True)
 class NodeWrite:
-    """A change of one Node. `note` is None if the record's last decision remains what people should read."""
+    """A change of one Node. `note` is None if people should keep seeing the previous decision."""
 
     node: str
     kind: str
@@ -103,7 +103,7 @@ def plan(
     pool = PoolView(now_s, tuple(seen[name] for name in sorted(seen)))
     decided = decide(pool, policy)
     holds = tuple(each for each in decided if isinstance(each, Hold))
-    # An operator's change of a node has to be on the node before anything is decided on top of it.
+    # Write an operator's change before deciding anything that depends on it.
     actions = [each for each in decided if not isinstance(each, Hold) and each.node not in after]
     writes = () if is_dry else tuple(_of_action(each, seen, now_s, policy) for each in actions)
     noted = () if is_dry else tuple(_run_faults(views, seen, {*after, *(each.node for each in actions)}))
@@ -121,16 +121,18 @@ def plan(
 
 
 def _of_operator(node: KnownNode, view: NodeView, now_s: float) -> NodeWrite | None:
-    """Return the write that carries out or records what an operator has done; None if it is nothing."""
-    request, note = node.request, DecisionNote(OPERATOR, "")
+    """Return the write for what an operator has done or requested; None if there is nothing of the kind."""
+    request = node.request
+    name = request.by if request is not None else ""
+    note, who = DecisionNote(f"{OPERATOR} {name}".rstrip(), ""), f"an operator{f' ({name})' if name else ''}"
     if request is not None and request.refused:
         return NodeWrite(node.name, REFUSED, request.refused, view) if not view.refused else None
     if request is not None and request.kind == "release":
-        why = "an operator has released it"
+        why = f"{who} has released it"
         return _released(node, view, why, replace(note, why=why), now_s)
     if request is not None:
         view = _readable(view)
-        why = f"an operator has taken it out: {request.why}"
+        why = f"{who} has taken it out: {request.why}"
         after = transition.quarantined_by_operator(view, request.why, now_s, drain=request.drain)
         return NodeWrite(node.name, OPERATOR_TOOK, why, after, replace(note, why=why))
     if view.refused and not view.quarantine:

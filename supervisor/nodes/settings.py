@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from holdfast.node_report import ACTIONS
 from supervisor.options.value_types import ValueType, choice, duration, number, whole_number
-from supervisor.quarantine.model import ACTIONS, NodePolicy
+from supervisor.quarantine.model import NodePolicy
 
 FIRST_HOUR = "first-hour"
 DRY_RUN_S = 3600.0  # after the installation, in which an operator can see what would be done

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.node_report import DEGRADED
 from supervisor.nodes.node_objects import KnownNode, parsed_report
 from supervisor.nodes.plan import NodePlan, plan
 from supervisor.nodes.settings import QuarantineSettings
 from supervisor.quarantine import breaker, evidence, release, reports, waivers
 from supervisor.quarantine.model import (
-    DEGRADED,
     OPERATOR,
     Drain,
     NodePolicy,
@@ -56,7 +56,7 @@ def pool_of(found: Iterable[tuple[KnownNode, float]], settings: QuarantineSettin
     for node, age_s in found:
         if node.is_ours:
             nodes[node.name] = node
-            # What would be done about the work is shown even if there is none.
+            # Show what a drain would do, even on an idle node.
             views[node.name] = replace(_with_report(node, age_s, settings.policy), busy=True)
     planned = plan(nodes, views, {}, settings.policy, now_s, is_dry=True)
     return NodePool(nodes, {each.name: each for each in planned.pool.nodes}, planned, settings, now_s)
@@ -140,6 +140,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
     weighed = evidence.weigh(view, found, pool.now_s)
     return {
         **row_of(pool, name),
+        "verdict": pool.nodes[name].verdict or None,
         "decided": pool.nodes[name].told.get("why"),
         "findings": [
             {
@@ -157,7 +158,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
         ],
         "evidence": list(held.evidence) if held is not None else [],
         "blind": list(view.report.blind) if view.report is not None else [],
-        "runs": [{"at": each.at_s, "device": each.device} for each in view.runs],
+        "runs": [{"at": each.at_s, "device": each.device, "why": each.why} for each in view.runs],
         "history": [
             {"at": each.at_s, "action": each.action, "relapse": each.relapse} for each in view.history
         ],

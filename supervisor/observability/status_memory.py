@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,13 @@ class StatusMemory:
         most: int,
         status: Mapping[str, Any] | None = None,
         recent: Iterable[Mapping[str, Any]] = (),
+        completed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> None:
-        """Begin with the predecessor's data. Incidents without a valid ID are dropped."""
+        """Begin with the predecessor's data. Incidents without a valid ID are dropped.
+
+        `completed` adds fields to the record of an incident. It is called in the thread that writes.
+        """
+        self._completed = completed
         self.path = Path(name)
         self._most = most
         self._status = None if status is None else dict(status)
@@ -40,8 +45,8 @@ class StatusMemory:
         return sorted(self._incidents.values(), key=_number)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Keep the incident as JSON represents it, with lists instead of tuples."""
-        self._incidents[str(incident["id"])] = json.loads(json.dumps(incident))
+        """Complete and keep the incident as JSON represents it, with lists instead of tuples."""
+        self._incidents[str(incident["id"])] = json.loads(json.dumps(self._completed(incident)))
         if len(self._incidents) > self._most:
             oldest = min(self._incidents.values(), key=_number)
             del self._incidents[str(oldest["id"])]

@@ -24,12 +24,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from holdfast.node_report import DEGRADED, cost_rank
 from supervisor.quarantine import admission, breaker, evidence, release, storms, transition, waivers
 from supervisor.quarantine.admission import Wanted
 from supervisor.quarantine.breaker import is_tainted, is_unknown
 from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
-    DEGRADED,
     MAX_EVIDENCE,
     NO_NEW_WORK,
     PREFER_NOT,
@@ -268,7 +268,7 @@ def _updated_taint(
     return replace(
         taint,
         evidence=_merged(taint.evidence, held.evidence),
-        action=max(taint.action, held.action, key=evidence.cost_rank),
+        action=max(taint.action, held.action, key=cost_rank),
         sources=tuple(sorted({*taint.sources, *held.sources})),
         boot_id=report.boot_id if outlived else held.boot_id,
         replace=_merged(taint.replace, held.replace),
@@ -278,7 +278,7 @@ def _updated_taint(
 
 def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the findings contain a fault or need a remedy that the taint does not include."""
-    costlier = evidence.cost_rank(evidence.costliest_action(confirmed)) > evidence.cost_rank(held.action)
+    costlier = cost_rank(evidence.costliest_action(confirmed)) > cost_rank(held.action)
     return (
         costlier
         or not set(evidence.keys(confirmed)) <= set(held.evidence)

@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from supervisor.quarantine.model import MAX_EVIDENCE, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
+from holdfast import node_report
+from holdfast.node_report import DRIVER, REMEDIES, UNHEALTHY, cost_rank
+from supervisor.quarantine.model import MAX_EVIDENCE, NodeFinding, NodePolicy, NodeView, Report
 
-WITNESSES = 2
 RUN = "run"  # the origin of a fault that a training run saw
 DRIVERS_WORD = "the driver's verdict"
 RUN_WINDOW_S = 600.0  # a job often dies minutes before or after the first sign of its GPU's fault
-REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes the effect of the one before
-# From the cheapest to the most expensive. Contacting support costs less than a remedy but does not replace
-# it.
-COSTS = ("none", "restart_app", "contact_support", *REMEDIES)
 # The parts of a node that contain all of its GPUs. A fault in one of them backs the reboot that a GPU needs.
 WHOLE_NODE = ("node", "driver", "sensor")
 
@@ -54,7 +51,7 @@ def _backing(
     origins: set[str] = set()
     for other in findings:
         if other is not finding and _backs(other, finding):
-            origins |= {*origins_of(other), *((DRIVERS_WORD,) if other.verdict_by == "driver" else ())}
+            origins |= {*origins_of(other), *((DRIVERS_WORD,) if other.verdict_by == DRIVER else ())}
     if _seen_by_a_run(node, finding, now_s):
         origins.add(RUN)
     return tuple(sorted(origins))
@@ -100,11 +97,8 @@ def is_corroborated(finding: NodeFinding) -> bool:
 
     An operator's override does not count: it defines what a code means, but does not confirm it.
     """
-    return (
-        finding.verdict_by == "driver"
-        or DRIVERS_WORD in finding.backing
-        or len({*origins_of(finding), *finding.backing}) >= WITNESSES
-    )
+    origins = (*origins_of(finding), *finding.backing)
+    return DRIVERS_WORD in finding.backing or node_report.is_corroborated(finding.verdict_by, origins)
 
 
 def is_sure(finding: NodeFinding) -> bool:
@@ -154,14 +148,13 @@ def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]
     It compares, in this order, whether a finding is corroborated, whether it lasts until it is remedied, the
     cost of its remedy, and its duration.
     """
-    return max(
-        (is_corroborated(each), each.lasting, cost_rank(each.action), each.held_s) for each in findings
+    return max((*_severity(each), each.held_s) for each in findings)
+
+
+def _severity(finding: NodeFinding) -> tuple[bool, bool, int]:
+    return node_report.severity(
+        is_corroborated=is_corroborated(finding), is_lasting=finding.lasting, action=finding.action
     )
-
-
-def cost_rank(action: str) -> int:
-    """Return the rank of an action by cost; an unknown action counts as the cheapest."""
-    return COSTS.index(action) if action in COSTS else 0
 
 
 def costliest_action(findings: tuple[NodeFinding, ...]) -> str:
@@ -190,7 +183,7 @@ def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
 def describe(findings: tuple[NodeFinding, ...]) -> str:
     """Return one line with the worst finding, its witnesses, and the number of other findings."""
     worst = max(findings, key=lambda each: (severity((each,)), each.key))
-    by = "the driver" if worst.verdict_by == "driver" else ", ".join(worst.sources) or "an unnamed sensor"
+    by = "the driver" if worst.verdict_by == DRIVER else ", ".join(worst.sources) or "an unnamed sensor"
     other = ", ".join(each for each in worst.backing if each not in origins_of(worst))
     backed = f", backed by {other}" if other else ""
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""

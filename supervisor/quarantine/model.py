@@ -15,9 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# The levels and actions that agents report. Actions are in ascending order of cost.
-DEGRADED, UNHEALTHY = "degraded", "unhealthy"
-ACTIONS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace", "contact_support")
+from holdfast.node_report import ACTIONS, REMEDIES
 
 # Effects of Holdfast's taint, as Kubernetes names them.
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
@@ -122,6 +120,7 @@ class RunFault:
 
     at_s: float
     device: str = ""  # the GPU's identity; "" if the run does not know which GPU it was
+    why: str = ""  # the run, its incident and what was seen there; only for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class NodePolicy:
     relapse_s: float = 86400.0  # an incident within this time after a release is a relapse
     prefer_away: bool = False  # place new work on degraded nodes only if no others are free
     # remedies that require an empty node
-    drain_for: frozenset[str] = frozenset({"reset_gpu", "reboot_node", "replace"})
+    drain_for: frozenset[str] = frozenset(REMEDIES)
 
     @property
     def memory_s(self) -> float:

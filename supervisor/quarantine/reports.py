@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.node_report import DEGRADED, MAX_WORD, SCHEMA, UNHEALTHY
 from supervisor.quarantine import evidence
-from supervisor.quarantine.model import DEGRADED, UNHEALTHY, NodeFinding, NodePolicy, NodeView, Report
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Report
 
-SCHEMA = 1
-MAX_WORD = 120  # limit for the characters of a name, because names are stored on nodes
 MAX_ITEMS = 10_000  # limit for the entities, findings or sensors of one report
 
 
@@ -126,7 +125,7 @@ def _list(senders: set[tuple[str, str]]) -> str:
 
 
 def read_report(raw: Mapping[str, Any]) -> Report:
-    """Return the report of an agent of this or an older version. Raises `BadReport` if it is malformed.
+    """Read a report from an agent of any version with this schema. Raises `BadReport` if it is malformed.
 
     Fields that an older agent does not have count as unknown, and fields of a newer one are ignored.
     """

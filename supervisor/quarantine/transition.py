@@ -138,7 +138,7 @@ def not_later(faults: Iterable[RunFault], now_s: float) -> tuple[RunFault, ...]:
 
 def with_run_faults(node: NodeView, faults: Iterable[RunFault], now_s: float) -> NodeView:
     """Return the node with what runs have seen on it: the newest `MAX_RUNS` faults of the last `RUNS_S`."""
-    found = sorted({*node.runs, *faults}, key=lambda each: (each.at_s, each.device))
+    found = sorted({*node.runs, *faults}, key=lambda each: (each.at_s, each.device, each.why))
     return replace(node, runs=tuple(each for each in found if each.at_s > now_s - RUNS_S)[-MAX_RUNS:])
 
 

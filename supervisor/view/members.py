@@ -4,7 +4,8 @@ A member whose connection is silent counts as lost after `--member-timeout`. On 
 change this time:
 
 - If another member completes steps, the silent member takes part in them. The time therefore begins at the
-  last step. Ranks that do not wait for each other could hide a lost member in this way, so there is a limit.
+  last step. Ranks that do not wait for each other could hide a lost member forever, so this is limited to
+  `TIMEOUTS` timeouts.
 - If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
   `_lost_host_in_s`.
 - If the member's connection is closed, the group has stopped, and a standby is ready, the standby takes its

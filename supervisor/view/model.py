@@ -283,6 +283,8 @@ class Departure:
     ends_ns: int = 0  # when the member ends at the latest; 0: unknown
     # Its processes have already been asked to end. Without a standby, it therefore counts as lost.
     has_begun: bool = False
+    # Its node is only suspected to be faulty. Without ranks, the member is therefore still a last choice.
+    may_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

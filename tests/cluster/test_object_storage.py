@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.apparatus.bucket import address, saved_steps, secret
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import RECOVERED_S, SUMMARY_S, TrainingJob, example
-from tests.s3server.server import SECRET_KEY, ObjectServer, Refusal, credentials, serving
+from tests.s3server.server import SECRET_KEY, ObjectServer, Refusal, serving
 
 SECRET, PREFIX = "gpt-s3", "runs/gpt"
 SAVED_S = 60.0  # until a checkpoint is published: it is due every 2 s
-MANIFEST = "/manifest.json"
-
-
-def address(cluster: ClusterUnderTest) -> str:
-    """Return the address where pods can reach this machine."""
-    nodes = cluster.read("/api/v1/nodes")["items"]
-    node = next(a["address"] for a in nodes[0]["status"]["addresses"] if a["type"] == "InternalIP")
-    with socket.socket(socket.AF_INET6 if ":" in node else socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((node, 9))  # connecting a UDP socket sends nothing
-        found: str = way.getsockname()[0]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +34,11 @@ def stored_job(
         "holdfast.dev/keep-checkpoints": "2",
     }
     objects = example("statefulset.yaml", "--steps=1000000", "--pace=0.05", annotations=annotations)
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": SECRET},
-        "stringData": credentials(server.url),
-    }
-    job = TrainingJob(installed, namespaces.make(), [secret, *objects])
+    job = TrainingJob(installed, namespaces.make(), [secret(server, SECRET), *objects])
     job.start()
     job.trains()
     yield job
     namespaces.delete(job.namespace)
-
-
-def saved_steps(server: ObjectServer) -> list[int]:
-    """Return the steps of the published checkpoints, in order."""
-    keys = [key for key in server.filled() if key.endswith(MANIFEST)]
-    return [int(key.split("/")[-2].removeprefix("step-")) for key in keys]
 
 
 def test_checkpoints_are_published_and_old_ones_deleted(

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.apparatus.bucket import address, saved_steps, secret
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import TrainingJob, example, pods_in
-from tests.cluster.test_object_storage import PREFIX, SECRET, address, saved_steps
-from tests.s3server.server import ObjectServer, credentials, serving
+from tests.cluster.test_object_storage import PREFIX, SECRET
+from tests.s3server.server import ObjectServer, serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -41,13 +42,7 @@ def test_two_pods_write_the_parts_of_a_checkpoint_together(
             "requests": {"cpu": "200m", "memory": "1Gi"},
             "limits": {"memory": "3Gi"},
         }
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": SECRET},
-        "stringData": credentials(server.url),
-    }
-    job = TrainingJob(installed, namespaces.make(), [secret, *objects])
+    job = TrainingJob(installed, namespaces.make(), [secret(server, SECRET), *objects])
     job.start()
     job.trains()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import node_report
 from nodeagent.agent import agent, changes, claim, inbox, saved_state, sensor_threads, state_writer
 from nodeagent.agent.agent import Published, Released
 from nodeagent.agent.clean_time import CleanTime
@@ -24,7 +25,7 @@ from nodeagent.host import stuck_threads
 from nodeagent.model import Action, HealthFinding, Level, word
 from nodeagent.policy import checks, meanings, overriding
 from nodeagent.policy.loading import load, shipped
-from nodeagent.publishing import conditions, evidence, node_patch, publisher, schedule
+from nodeagent.publishing import conditions, evidence, publisher, schedule
 from nodeagent.sensing.sensor import Omission
 from nodeagent.server import http_api, listening, metrics, report
 
@@ -149,7 +150,7 @@ def test_what_the_agent_publishes_is_in_the_page() -> None:
     sources = Path(publisher.__file__).read_text() + Path(conditions.__file__).read_text()
     reasons = set(re.findall(r'"([A-Z][a-z]+(?:[A-Z][a-z]+)*)"', sources)) - {"PATCH"}
     assert {"AgentStopped", "SensorsBlind", "Degraded", "True"} <= reasons
-    for name in (*reasons, node_patch.REPORT, node_patch.REPORT_AT, conditions.GPU, conditions.TRAINING):
+    for name in (*reasons, node_report.REPORT, node_report.REPORT_AT, conditions.GPU, conditions.TRAINING):
         assert f"`{name}`" in PAGE, name
     for name in re.findall(r'"(holdfast_node_publishing_\w+)"', sources):
         assert f"`{name}`" in PAGE or f"`{name}_total`" in PAGE, name

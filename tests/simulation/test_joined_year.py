@@ -12,6 +12,7 @@ from bench.quarantine.joined import joined
 from bench.quarantine.joined.guesses import ABOUT, Guesses, variations
 from bench.quarantine.joined.judge import Year, judge
 from bench.text import all_met
+from holdfast import node_report
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.retention import FORGET_S
 from supervisor.quarantine import evidence
@@ -91,7 +92,7 @@ def test_a_quarantine_that_drains_no_lasting_fault_is_noticed(monkeypatch: pytes
 
 
 def test_a_quarantine_that_trusts_one_witness_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "WITNESSES", 1)
+    monkeypatch.setattr(node_report, "WITNESSES", 1)
     assert TARGETS["evicted"] in missed(some_weeks())
 
 

@@ -10,7 +10,7 @@ from bench.quarantine import fault_mixes, quarantine, small_pools
 from bench.quarantine.report import judge
 from bench.quarantine.simulated_pool import Pool
 from bench.text import all_met
-from supervisor.quarantine import evidence
+from holdfast import node_report
 from supervisor.quarantine.model import Hold, NodePolicy
 from supervisor.quarantine.storms import StormState
 
@@ -36,7 +36,7 @@ def test_a_month_meets_its_targets_and_is_reproducible() -> None:
 
 def test_a_policy_that_trusts_a_single_sensor_evicts_healthy_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench detects a worse policy, so it does not meet its targets merely because events are missing."""
-    monkeypatch.setattr(evidence, "WITNESSES", 1)
+    monkeypatch.setattr(node_report, "WITNESSES", 1)
     assert a_month().tally.evicted
 
 

@@ -165,9 +165,9 @@ class Repairs:
         self.events.look(node)
         to_clear = [node.machine.gpus[slot].entity for slot in slots if by_operator]
         boots = node.machine.boots
-        self.pool.after(RESET_S, partial(self._has_reset, node, slots, unseen, boots, to_clear))
+        self.pool.after(RESET_S, partial(self._end_reset, node, slots, unseen, boots, to_clear))
 
-    def _has_reset(
+    def _end_reset(
         self, node: JoinedNode, slots: list[int], unseen: bool, boots: int, to_clear: list[str]
     ) -> None:
         if node.machine.boots == boots and not node.is_down:

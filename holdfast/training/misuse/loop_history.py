@@ -8,16 +8,12 @@ that has not trained yet, in contrast, rightly skips loops that were completed b
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 from holdfast.errors import BadInput
-
-_HOLDFAST = str(Path(__file__).parents[2]) + os.sep
-_STDLIB = str(Path(os.__file__).parent) + os.sep
+from holdfast.worker.script_source import HOLDFAST_FOLDER, STDLIB_FOLDER
 
 SourceLine = tuple[str, int]
 
@@ -99,8 +95,8 @@ def line_of_script() -> SourceLine:
     while frame is not None:
         name = frame.f_code.co_filename
         line = (name, frame.f_lineno)
-        if not name.startswith((_HOLDFAST, "<frozen ")):
-            if "site-packages" not in name and not name.startswith(_STDLIB):
+        if not name.startswith((HOLDFAST_FOLDER, "<frozen ")):
+            if "site-packages" not in name and not name.startswith(STDLIB_FOLDER):
                 return line
             first = first if first[0] else line
         frame = frame.f_back

@@ -63,7 +63,7 @@ class CommittedState:
     def changed(self, since: Footprint | None = None) -> str | None:
         """Describe what has changed in the state since its commit; return None if nothing has changed."""
         since = since or self.footprint
-        what = None if since is None else self.footprints.moved(since)
+        what = None if since is None else self.footprints.first_change(since)
         return None if what is None or since is None else f"{what} after the commit of step {since.step}"
 
     def is_as_committed(self, part: HostPart) -> bool:
@@ -71,7 +71,7 @@ class CommittedState:
         if (since := self.footprint) is None:
             return True
         known = part.division is self._compared  # the tensors have already been compared with a footprint
-        look = self.footprints.quickly_moved if known else self.footprints.moved
+        look = self.footprints.sampled_change if known else self.footprints.first_change
         if look(since) is not None:
             return False
         self._compared = part.division

@@ -49,7 +49,7 @@ class LateChanges:
         # The private objects that changed after `IN_ROW` consecutive commits, as a prefetching loader does.
         self._draw_ahead: set[str] = set()
         # The private objects that have changed after every one of the first commits so far.
-        self._alike: set[str] | None = None
+        self._changed_each_time: set[str] | None = None
 
     @property
     def has_begun_loop(self) -> bool:
@@ -108,9 +108,9 @@ class LateChanges:
         Only rank 0 is checked, because DDP copies rank 0's values to all ranks, possibly after `protect`.
         """
         since, footprints = self._committed.footprint, self._committed.footprints
-        if since is None or self._rank.number != 0 or footprints.written(since) is None:
+        if since is None or self._rank.number != 0 or footprints.first_write(since) is None:
             return False
-        return footprints.returned(since) is None
+        return footprints.renew(since) is None
 
     # -- after a commit
 
@@ -152,7 +152,7 @@ class LateChanges:
 
     def _warn_of_private_part(self) -> None:
         """Warn of private objects that count as data, but change in each tail as the shared state does."""
-        follows = self._private.no_data(self._alike or set())
+        follows = self._private.no_data(self._changed_each_time or set())
         if follows:
             self._rank.warn_once(
                 f"{' and '.join(follows)}, private to a rank, is also changed after each commit: a fault at"
@@ -164,7 +164,8 @@ class LateChanges:
     def _shared_change(self, since: Footprint, paused: bool) -> str | None:
         """Describe what has changed in the shared state since the commit; return None if nothing has."""
         footprints = self._committed.footprints
-        return (footprints.moved if paused else footprints.written)(since) or footprints.late(since)
+        what = footprints.first_change(since) if paused else footprints.first_write(since)
+        return what or footprints.late_change(since)
 
     def _own_change(self, since: Footprint, paused: bool, long: bool) -> str | None:
         """Describe which private object has changed since the commit.
@@ -196,23 +197,23 @@ class LateChanges:
         An object that changes after each commit either prefetches, as a loader does, or follows the steps.
         Call this only for the first commits of a generation.
         """
-        so_far = self._alike
+        so_far = self._changed_each_time
         if not paused:
-            self._alike = changed if so_far is None else so_far & changed
+            self._changed_each_time = changed if so_far is None else so_far & changed
         if so_far is None:
             return changed if paused else set()
         return changed - so_far
 
     def _data(self) -> set[str]:
         """Return the private objects that count as data and may therefore change after a commit."""
-        return self._draw_ahead | (self._alike or set())
+        return self._draw_ahead | (self._changed_each_time or set())
 
     def change_after_last(self) -> str | None:
         """Describe what has changed since the last commit of the last loop; return None if nothing has."""
         since, footprints = self._committed.footprint, self._committed.footprints
         assert since is not None
         own = self._backup.changed_objects() - self._data()
-        what = footprints.moved(since) or footprints.late(since)
+        what = footprints.first_change(since) or footprints.late_change(since)
         if what is None and (named := self._private.no_data(own)):
             return f"{' and '.join(named)} was changed"
         return what
@@ -258,7 +259,7 @@ class LateChanges:
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:
             self._pauses.writes()
-            back = self._committed.footprints.returned(since)
+            back = self._committed.footprints.renew(since)
             if back is not None:
                 self._committed.footprint = back
             else:

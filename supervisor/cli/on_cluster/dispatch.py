@@ -31,10 +31,10 @@ def obey(command: JobCommand | commands.Jobs | commands.Doctor | commands.Nodes)
             return doctor.show(connection, command)
         if isinstance(command, commands.Nodes):
             return nodes.show(connection, command)
-        return _of_job(job_source.find(connection, command), command)
+        return _carry_out(job_source.find(connection, command), command)
 
 
-def _of_job(job: NamedJob, command: JobCommand) -> int:
+def _carry_out(job: NamedJob, command: JobCommand) -> int:
     if isinstance(command, commands.Stop):
         return control.stop(job, command)
     if isinstance(command, commands.Inject):

@@ -18,16 +18,17 @@ from supervisor.cli import commands
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.display.screen import say, say_all, say_json
+from supervisor.kubernetes.client import CONFIG_MAPS, NODES, ResourceKind
 from supervisor.kubernetes.errors import Conflict, Forbidden, NotFound, ServerUnreachable
 from supervisor.kubernetes.lease import LEASES
 from supervisor.nodes import node_objects, settings, summary
-from supervisor.nodes.api_kinds import CONFIG_MAPS, NODES
-from supervisor.nodes.names import CONFIG, REQUEST
+from supervisor.nodes.names import CONFIG, REQUEST, REQUESTED_BY
 from supervisor.nodes.node_objects import KnownNode, OperatorRequest
 from supervisor.nodes.settings import BadSettings, QuarantineSettings
 from supervisor.nodes.summary import NodePool
 from supervisor.wording import count, seconds, table
 
+SELF_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
 CARRY_OUT_S = 15.0  # a supervisor that leads carries a request out within a second
 READ_S = 0.5
 _SHOWN = 60  # characters of a finding in the table
@@ -173,9 +174,8 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
     if found["since"] is not None:
         by = f", by {found['by']}" if found["by"] else ""
         out.append(f"  since        {ago(found['since'])}{by}")
-    for label, key in (("decided", "decided"), ("next", "next"), ("why", "why"), ("request", "request")):
-        if found[key]:
-            out.append(f"  {label:13}{found[key]}")
+    shown = ("verdict", "decided", "next", "why", "request")
+    out += [f"  {key:13}{found[key]}" for key in shown if found[key]]
     for each in found["findings"]:
         held = "" if each["held_s"] is None else f" for {seconds(each['held_s'])}"
         witnesses = ", ".join([*each["origins"], *each["backing"]]) or "an unnamed sensor"
@@ -183,7 +183,10 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
         out.append(f"  finding      {each['key']}: {each['level']}{held}; seen by {witnesses} ({sure})")
     out += [f"  evidence     {each}" for each in found["evidence"]]
     out += [f"  blind        {each}" for each in found["blind"]]
-    out += [f"  seen by run  {ago(each['at'])} {each['device']}".rstrip() for each in found["runs"]]
+    out += [
+        f"  seen by run  {' '.join(filter(None, (ago(each['at']), each['device'], each['why'])))}"
+        for each in found["runs"]
+    ]
     for each in found["history"]:
         out.append(f"  history      {ago(each['at'])}: {each['action']}{', a relapse' * each['relapse']}")
     out.append(f"  lemon score  {found['lemon_score']}")
@@ -213,9 +216,21 @@ def _request(connection: ClusterConnection, command: commands.Nodes) -> int:
     if command.action == "release" and node.view.quarantine is None and not node.is_tainted:
         raise BadInput(f"node {node.name!r} is not quarantined, so there is nothing to release")
     request = OperatorRequest(command.action, command.why, command.drain)
-    body = {"metadata": {"annotations": {REQUEST: node_objects.request_text(request)}}}
+    who = _user(connection)
+    named = {REQUESTED_BY: who} if who else {}
+    body = {"metadata": {"annotations": {REQUEST: node_objects.request_text(request), **named}}}
     connection.ask(lambda server: server.patch(NODES, node.name, body))
     return _await(connection, command)
+
+
+def _user(connection: ClusterConnection) -> str:
+    """Return the user's name, as the API server knows it; "" if it does not say (before Kubernetes 1.28)."""
+    body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview"}
+    try:
+        found = connection.ask(lambda server: server.create(SELF_REVIEWS, body))
+    except (NotFound, Forbidden):
+        return ""
+    return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
 
 def _await(connection: ClusterConnection, command: commands.Nodes) -> int:

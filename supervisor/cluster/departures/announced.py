@@ -7,7 +7,7 @@ first saw it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from supervisor.cluster.departures.node_notices import NodeNotice, departure_of
 from supervisor.cluster.pods import PodMember
@@ -33,36 +33,47 @@ class AnnouncedDepartures:
         self._asked: dict[str, str] = {}  # by uid of a pod that must leave its node: why
         self._since_s: dict[tuple[str, str], float] = {}  # by uid and announcement: when it was first seen
         self._evicted_s: dict[str, float] = {}  # by uid: when the eviction was last requested
-        self._may_stay: set[str] = set()  # uids of pods that are on a node whose agent reports a fault
 
     def leave(self, pods: Iterable[PodMember], node: str, why: str) -> None:
         """Have the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
         self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
 
-    def of(
-        self, pods: Iterable[PodMember], nodes: Mapping[ObjectName, KubernetesObject], now_s: float
+    def observe(
+        self,
+        pods: Iterable[PodMember],
+        nodes: Mapping[ObjectName, KubernetesObject],
+        now_s: float,
+        heeded: frozenset[str] = frozenset(),
+        seats: Container[str] = (),
     ) -> dict[str, Departure]:
-        """Return the members that are about to end. `nodes` may lack nodes."""
+        """Note all announcements, and return the members that are about to end. `nodes` may lack nodes.
+
+        A member with ranks (`seats`) moves because of the verdict of a node agent only if its node is in
+        `heeded`. A member without ranks is a worse choice on any node whose agent reports a fault.
+        """
         before, self._since_s = self._since_s, {}
         found: dict[str, Departure] = {}
         uids = set[str]()
-        self._may_stay = set()
         for pod in pods:
             uids.add(pod.uid)
-            notice = self._notice(pod, nodes) if pod.is_running else None
+            notice = (
+                self._notice(pod, nodes, pod.node in heeded or pod.member not in seats)
+                if pod.is_running
+                else None
+            )
             if notice is None:
                 continue
-            if notice.is_of_agent:
-                self._may_stay.add(pod.uid)
             since_s = self._since_s[pod.uid, notice.why] = before.get((pod.uid, notice.why), now_s)
             if now_s >= since_s + notice.patience_s:
                 ends_ns = int((since_s + notice.after_s) * SECOND_NS) if notice.after_s is not None else 0
-                found[pod.member] = Departure(notice.why, ends_ns, pod.is_ending)
+                found[pod.member] = Departure(notice.why, ends_ns, pod.is_ending, notice.is_of_agent)
         self._asked = {uid: why for uid, why in self._asked.items() if uid in uids}
         self._evicted_s = {uid: at_s for uid, at_s in self._evicted_s.items() if uid in uids}
         return found
 
-    def _notice(self, pod: PodMember, nodes: Mapping[ObjectName, KubernetesObject]) -> NodeNotice | None:
+    def _notice(
+        self, pod: PodMember, nodes: Mapping[ObjectName, KubernetesObject], heeds_verdict: bool
+    ) -> NodeNotice | None:
         because = _DISRUPTIONS.get(pod.disruption, "")
         if pod.is_leaving:
             return NodeNotice(f"its pod is being deleted{f': {because}' if because else ''}", pod.grace_s)
@@ -71,9 +82,11 @@ class AnnouncedDepartures:
         if pod.uid in self._asked:
             return NodeNotice(self._asked[pod.uid])
         node = nodes.get(ObjectName("", pod.node))
-        return departure_of(node, pod.tolerations) if node is not None else None
+        if node is None:
+            return None
+        return departure_of(node, pod.tolerations, heeds_verdict=heeds_verdict)
 
-    def to_evict(
+    def take_due_evictions(
         self, pods: Iterable[PodMember], departing: Mapping[str, Departure], now_s: float
     ) -> list[PodMember]:
         """Return those of `pods`, which have no ranks, that nobody else deletes and that must leave now.
@@ -87,7 +100,7 @@ class AnnouncedDepartures:
             for pod in pods
             if pod.member in departing
             and not pod.is_leaving
-            and (pod.uid in self._asked or (pod.is_standby and pod.uid not in self._may_stay))
+            and (pod.uid in self._asked or (pod.is_standby and not departing[pod.member].may_stay))
             and now_s >= self._evicted_s.get(pod.uid, -EVICT_AGAIN_S) + EVICT_AGAIN_S
         ]
         self._evicted_s |= {pod.uid: now_s for pod in due}

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from supervisor.cluster.adoption.tolerations import Toleration
 from supervisor.kubernetes.client import KubernetesObject
+from supervisor.nodes.names import VERDICTS
+from supervisor.nodes.node_objects import verdict_of
 
 if sys.version_info >= (3, 11):
     import tomllib as _toml
@@ -29,9 +31,6 @@ PATIENCE_S = 30.0
 # The kubelet's reason why a node is not ready, while it ends the pods before the node shuts down.
 _SHUTDOWN = "node is shutting down"
 _READY = "Ready"
-# The node agent's verdicts. A fault that the agent is sure of is worth a planned swap at once: the quarantine
-# waits for its confirmation, because a taint or a drain costs more if the agent is wrong.
-VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")
 
 
 class KnownNotice(NamedTuple):
@@ -59,9 +58,17 @@ class NodeNotice:
     is_of_agent: bool = False  # True for a verdict of the node agent, which does not end the pods of the node
 
 
-def departure_of(node: KubernetesObject, tolerations: Sequence[Toleration]) -> NodeNotice | None:
-    """Return the most urgent announcement for a pod with these tolerations; None if the node stays."""
+def departure_of(
+    node: KubernetesObject, tolerations: Sequence[Toleration], *, heeds_verdict: bool = False
+) -> NodeNotice | None:
+    """Return the most urgent announcement for a pod with these tolerations; None if the node stays.
+
+    With `heeds_verdict`, a verdict of the node agent is an announcement too.
+    """
     found = [*_of_object(node), *_of_taints(node, tolerations), *_of_conditions(node)]
+    if heeds_verdict and (said := verdict_of(node)):
+        name = node["metadata"].get("name")
+        found.append(NodeNotice(f"the node agent of {name} reports: {said}", is_of_agent=True))
     return min(found, key=lambda each: (each.patience_s, _or_forever(each.after_s)), default=None)
 
 
@@ -116,9 +123,6 @@ def _of_conditions(node: KubernetesObject) -> Iterator[NodeNotice]:
         if known is not None and known.is_departure and condition.get("status") == "True":
             yield NodeNotice(f"{known.what} (condition {kind} of node {name})")
         is_shutdown = _SHUTDOWN in str(condition.get("message"))
-        if kind in VERDICTS and condition.get("status") == "False":
-            said = str(condition.get("message") or condition.get("reason") or "a fault")
-            yield NodeNotice(f"the node agent of {name} reports: {said}", is_of_agent=True)
         if kind == _READY and condition.get("status") == "False" and is_shutdown:
             yield NodeNotice(f"node {name} is shutting down")
 
@@ -141,11 +145,16 @@ def kept_node(raw: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any
     conditions = [
         _only(each, _CONDITION)
         for each in _mappings((raw.get("status") or {}).get("conditions"))
-        if each.get("type") in (*_table().conditions, *VERDICTS, _READY)
+        if each.get("type") in read_conditions()
     ]
     if conditions:
         found["status"] = {"conditions": conditions}
     return found
+
+
+def read_conditions() -> tuple[str, ...]:
+    """Return the types of the conditions of a Node that `departure_of` reads."""
+    return (*_table().conditions, *VERDICTS, _READY)
 
 
 _TAINT = ("key", "value", "effect")

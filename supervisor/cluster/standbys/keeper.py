@@ -29,6 +29,7 @@ from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.cluster.standbys.pod_requests import requests_of
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
+from supervisor.kubernetes.leadership import sent_within
 from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
 log = logging.getLogger(__name__)
@@ -119,15 +120,16 @@ class StandbyKeeper:
 
     async def _give_way(self, uid: str, to: PodNeeds, resource: str) -> bool:
         """Delete an idle standby, so that the pod `to` finds room. Return True if it is deleted."""
-        needs, left_s, now_s = self._needs(), self._term_left_s(), time.monotonic()
-        if needs is None or left_s <= 0 or uid not in {each.uid for each in self.idle()}:
+        needs, now_s = self._needs(), time.monotonic()
+        is_idle = uid in {each.uid for each in self.idle()}
+        if needs is None or not is_idle or self._term_left_s() <= 0:
             return False  # it has ranks now, or the group recovers
         pod = next(each for each in needs.pods if each.uid == uid)
         self._touched[uid] = now_s + SEEN_S
         self._resume_s = max(self._resume_s, now_s + YIELDED_S)
         try:
             request = self._server.delete(PODS, pod.name, self._namespace, uid=uid)
-            await asyncio.wait_for(request, min(left_s, SEEN_S))
+            await sent_within(self._term_left_s, request)
         except (NotFound, Conflict):
             return False
         self._problem = f"pod {pod.name} has yielded to pod {to.place}, which lacks {resource}"
@@ -138,13 +140,12 @@ class StandbyKeeper:
     async def _round(self, needs: StandbyNeeds, now_s: float) -> None:
         await self._keep_account(needs, now_s)
         found = self._plan(needs, now_s)
-        left_s = self._term_left_s()
-        if not (found.create or found.delete) or left_s <= 0:
+        if not (found.create or found.delete) or self._term_left_s() <= 0:
             return
         try:
-            await asyncio.wait_for(self._carry_out(found, needs, now_s), left_s)
-        except (ApiError, OSError, asyncio.TimeoutError) as error:
-            self._failed(f"{error}" or "the request took longer than this supervisor certainly leads", now_s)
+            await sent_within(self._term_left_s, self._carry_out(found, needs, now_s))
+        except (ApiError, OSError) as error:
+            self._failed(str(error), now_s)
 
     async def _keep_account(self, needs: StandbyNeeds, now_s: float) -> None:
         standbys = _standbys(needs)

@@ -21,6 +21,7 @@ from supervisor.view.model import JobState, Policy, RunAction, View
 SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a slow write to end
 RAISE_S = 1.5  # the limit for taking a higher epoch, because a decision waits for it
 RAISE_AGAIN_S = 2.0  # the time before a failed attempt is repeated; decisions in between do not wait
+TERM_S = 0.05  # the time between two looks at the term, while it is unknown whether this process leads
 MAX_UNSURE = 16  # remembered claims of a new epoch whose response was lost
 
 
@@ -32,9 +33,11 @@ class SupervisionRecords:
         resource: SupervisionResource,
         found: Takeover,
         make_index: Callable[[Callable[[], object]], CheckpointSource],
+        may_order: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Nothing is written while `may_order` returns False: see `Leadership.may_order`."""
         loop = asyncio.get_running_loop()
-        self.lead = SupervisionLead(found.epoch, resource, loop)
+        self.lead = SupervisionLead(found.epoch, resource, loop, may_order)
         self.held = None
         if found.state is not None:
             self.held = LastEntry(found.state.memory, found.state.ledger, None, found.epoch - 1)
@@ -58,9 +61,16 @@ class SupervisionLead(Lead):
     `epoch` is always an epoch that this supervisor has written into the resource with a conditional write.
     """
 
-    def __init__(self, epoch: int, resource: SupervisionResource, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        resource: SupervisionResource,
+        loop: asyncio.AbstractEventLoop,
+        may_order: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`epoch` is the one that took the job over. `loop` runs the requests of `raise_above`."""
         super().__init__(epoch=epoch)
+        self._may_order = may_order
         self.deposed: Deposed | None = None
         self._resource, self._loop = resource, loop
         self._unsure: tuple[tuple[int, str], ...] = ()  # epochs that may have been taken, with their claims
@@ -104,12 +114,17 @@ class SupervisionLead(Lead):
                 raise
 
     async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, unless this process itself took the newer epoch."""
+        """Set fields of the status. Raises `Deposed`, unless this process itself took the newer epoch.
+
+        After this process was suspended, this waits until it knows whether it still leads.
+        """
+        while not self._may_order():  # noqa: ASYNC110  it depends on a clock
+            await asyncio.sleep(TERM_S)
         expected = self.epoch
         try:
             await self._resource.write(expected, values)
         except Deposed:
-            if expected == self.epoch and not await self._has_landed():
+            if expected == self.epoch and not await self._adopt_landed_claim():
                 raise
             await self._resource.write(self.epoch, values)
 
@@ -120,8 +135,8 @@ class SupervisionLead(Lead):
         await self.store({"epoch": epoch, "claim": claim})
         self.epoch, self._unsure = epoch, ()
 
-    async def _has_landed(self) -> bool:
-        """Return True if the resource contains a claim of this process whose response was lost."""
+    async def _adopt_landed_claim(self) -> bool:
+        """Adopt a claim of this process whose response was lost. Return True if the resource contains one."""
         found = await self._resource.stored()
         if found not in self._unsure:
             return False

@@ -15,8 +15,8 @@ class StatusEvents:
     def __init__(self) -> None:
         self._present: frozenset[tuple[str, str]] = frozenset()
 
-    def of(self, status: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Return the reason and the message of an event for each problem that has begun."""
+    def observe(self, status: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the event's reason and message for each new problem."""
         found = {(reason, place): text for reason, place, text in _problems(status)}
         new = [(key[0], text) for key, text in found.items() if key not in self._present]
         self._present = frozenset(found)

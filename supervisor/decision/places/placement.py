@@ -13,18 +13,23 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
 
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
-    are about to end. Such a member never gets ranks that it does not have.
+    about to end. Such a member never gets ranks that it does not have, unless its node is only suspected to
+    be faulty and there is no other one.
     """
     memory = view.memory
     usable = {m.name: m for m in view.members if members.is_usable(view, m, policy)}
-    standbys = [
-        name
+    ready = [
+        m
         for name, m in usable.items()
-        if name not in memory.seats and m.departure is None and members.is_ready(m, memory.nproc)
+        if name not in memory.seats
+        and (m.departure is None or m.departure.may_stay)
+        and members.is_ready(m, memory.nproc)
     ]
+    ready.sort(key=lambda m: m.departure is not None)
+    standbys = [m.name for m in ready]
     if not memory.placement:
         return tuple(standbys[: policy.members])
-    away = _replaced_early(view, usable, len(standbys))
+    away = _replaced_early(view, usable, sum(m.departure is None for m in ready))
     chosen: list[str] = []
     for name in memory.placement:
         if name in usable and name not in away and not (standbys and _keeps_failing(view, name)):

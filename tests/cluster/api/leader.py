@@ -9,7 +9,8 @@ import asyncio
 import sys
 
 from supervisor.kubernetes.client import connect
-from supervisor.kubernetes.lease import Leadership, LeaseLock, LeaseLost, LeaseTerms, lead
+from supervisor.kubernetes.leadership import Leadership, lead
+from supervisor.kubernetes.lease import LeaseLock, LeaseLost, LeaseTerms
 
 TERMS = LeaseTerms(duration_s=4, deadline_s=2.5, retry_s=0.5)
 

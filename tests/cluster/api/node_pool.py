@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.events import EVENTS, EventRecorder
 from supervisor.kubernetes.lease import LeaseLock
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
-from supervisor.nodes.names import CONFIG, RECORD, REPORT, REPORT_AT, TAINT
+from supervisor.nodes.names import CONFIG, RECORD, TAINT
+from supervisor.nodes.node_mirror import NodeMirror
 from tests.cluster.api.kinds import CONFIG_MAPS, NODES, config_map
 
 LIMIT_S = 30.0
@@ -162,10 +164,10 @@ class PlayedNodes:
     ) -> AsyncIterator[QuarantineController]:
         """Run the quarantine of one leader. At the end, it is killed, wherever it is."""
         events = EventRecorder(self._api, "holdfast-supervisor", "test")
-        made = QuarantineController(
-            self._api, events, self.namespace, jobs or NoJobs(), leads, labels=self.label
-        )
-        running = [asyncio.ensure_future(each) for each in (made.run(), events.run(), self._mirror.run())]
+        nodes = NodeMirror(self._api, labels=self.label)
+        made = QuarantineController(self._api, events, self.namespace, jobs or NoJobs(), leads, nodes)
+        parts = (nodes.run(), made.run(), events.run(), self._mirror.run())
+        running = [asyncio.ensure_future(each) for each in parts]
         await asyncio.wait_for(asyncio.gather(made.synced.wait(), self._mirror.synced.wait()), LIMIT_S)
         try:
             yield made

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.lease import LEASES, HeldByAnother, Leadership, LeaseLock, lead
+from supervisor.kubernetes.leadership import Leadership, lead
+from supervisor.kubernetes.lease import LEASES, HeldByAnother, LeaseLock
 from tests.cluster.api.leader import TERMS
 from tests.unit.literals import ROOT
 

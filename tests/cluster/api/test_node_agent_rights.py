@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast.node_report import REPORT, REPORT_AT
 from nodeagent.publishing.conditions import GPU, TRAINING, NodeCondition, starting
 from nodeagent.publishing.node_object import NodeObject, NotWritten
-from nodeagent.publishing.node_patch import REPORT, REPORT_AT, Transitions, node_patch
+from nodeagent.publishing.node_patch import Transitions, node_patch
 from supervisor.kubernetes import access
 from supervisor.kubernetes.client import ApiServer, PatchType, ResourceKind
 from supervisor.kubernetes.errors import ApiError, Forbidden

@@ -12,7 +12,7 @@ import yaml
 from supervisor.kubernetes.access import ServerAccess
 from supervisor.kubernetes.client import ApiServer, ResourceKind
 from supervisor.kubernetes.errors import Forbidden, InvalidObject, NotFound
-from supervisor.nodes.names import CONDITION, MANAGER, RECORD, REQUEST, TAINT
+from supervisor.nodes.names import CONDITION, MANAGER, RECORD, REQUEST, REQUESTED_BY, TAINT
 from supervisor.quarantine.model import RunFault
 from tests.cluster.api.kinds import NODES, PODS, SERVICE_ACCOUNTS, pod
 from tests.cluster.api.node_pool import FOREIGN_TAINTS, LIMIT_S, XID, PlayedNodes
@@ -301,6 +301,49 @@ async def test_the_supervisor_can_change_nothing_else_of_a_node(
         await limited.delete(NODES, name)
 
 
+async def test_nobody_can_request_in_another_name_or_change_anothers_request(
+    api: ApiServer, limited: ApiServer, namespace: str, played: PlayedNodes
+) -> None:
+    (name,) = await played.add(1)
+    policy, binding = yaml.safe_load_all((ROOT / "manifests/base/node-requests.yaml").read_text())
+    for each in (policy, binding):
+        each["metadata"]["name"] = f"{namespace}-requests"
+    binding["spec"]["policyName"] = f"{namespace}-requests"
+    asked, by = policy["spec"]["matchConditions"], REQUESTED_BY
+    here = f'object.metadata.name == "{name}"'  # others test with this API server
+    asked.insert(0, {"name": "here", "expression": here})
+    await api.create(POLICIES, policy)
+    await api.create(BINDINGS, binding)
+
+    async def annotates(client: ApiServer, **notes: str | None) -> bool:
+        keys = {"request": REQUEST, "by": by}
+        body = {"metadata": {"annotations": {keys[key]: text for key, text in notes.items()}}}
+        try:
+            await client.patch(NODES, name, body)
+        except (Forbidden, InvalidObject) as error:
+            refusals.append(error.message)
+            return False
+        return True
+
+    refusals: list[str] = []
+    loop = asyncio.get_running_loop()
+    try:
+        end_s = loop.time() + LIMIT_S
+        while await annotates(limited, by=f"{loop.time():.6f}"):  # a new policy takes effect after a moment
+            assert loop.time() < end_s, "the policy has no effect"
+        await annotates(api, by=None)
+        me = f"system:serviceaccount:{namespace}:supervisor"
+        assert not await annotates(limited, request="release", by="eva")
+        assert await annotates(limited, request="release", by=me)
+        assert not await annotates(api, request="quarantine: not hers")
+        assert await annotates(limited, request=None, by=None)
+        assert await annotates(limited, request="release"), "a request need not name anybody"
+        assert all("must be the name of the user who requests" in each for each in refusals), refusals
+    finally:
+        await api.delete(POLICIES, f"{namespace}-requests")
+        await api.delete(BINDINGS, f"{namespace}-requests")
+
+
 async def test_a_node_that_is_deleted_takes_its_quarantine_with_it(
     api: ApiServer, played: PlayedNodes
 ) -> None:
@@ -330,6 +373,9 @@ class PlayedJobs:
 
     def members_on(self, node: str) -> int:
         return self.members.get(node, 0)
+
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Do nothing: these agents publish reports, but no conditions."""
 
 
 async def pod_on(api: ApiServer, namespace: str, name: str, node: str, **metadata: Any) -> None:

@@ -26,7 +26,13 @@ def first(container):
   sys.exit("no first process of " + container)
 """
 
-_SIGNAL = f"{_FIND}\nos.kill(first(sys.argv[1]), int(sys.argv[2]))"
+_SIGNAL = f"""{_FIND}
+import time
+found = first(sys.argv[1])
+time.sleep(float(sys.argv[3]))
+print(time.time(), flush=True)
+os.kill(found, int(sys.argv[2]))
+"""
 
 # Adds or removes a route of the pod that drops all packets to an address. The image has no tool for this.
 _ROUTE = f"""{_FIND}
@@ -66,13 +72,27 @@ class NodeProcesses:
         )
         self._nodes.add(node)
 
+    def forget(self, node: str) -> None:
+        """Delete the pod on `node`, which has ended together with the node or was drained.
+
+        The next use starts another one.
+        """
+        self._nodes.discard(node)
+        words = ("--ignore-not-found", "--grace-period=0", "--force")
+        self._cluster.kubectl("delete", "pod", _name(node), "-n", self._namespace, *words)
+
     def kill_first(self, node: str, container_id: str) -> None:
         """Kill the first process of the container with this id, in the form `runtime://id`."""
         self.signal_first(node, container_id, signal.SIGKILL)
 
-    def signal_first(self, node: str, container_id: str, signum: signal.Signals) -> None:
-        """Send a signal to the first process of a container, even one that it could ignore."""
-        self._run(node, _SIGNAL, container_id, str(int(signum)))
+    def signal_first(
+        self, node: str, container_id: str, signum: signal.Signals, delay_s: float = 0.0
+    ) -> float:
+        """Send a signal to the first process of a container, even one that it could ignore.
+
+        Wait for `delay_s` once the process is found. Return when the signal was sent, by the node's clock.
+        """
+        return float(self._run(node, _SIGNAL, container_id, str(int(signum)), str(delay_s)))
 
     def cut(self, node: str, container_id: str, address: str) -> None:
         """Drop all packets that the pod of a container sends to an IPv4 address, until `heal`."""
@@ -81,11 +101,11 @@ class NodeProcesses:
     def heal(self, node: str, container_id: str, address: str) -> None:
         self._run(node, _ROUTE, container_id, "heal", address)
 
-    def _run(self, node: str, program: str, container_id: str, *words: str) -> None:
+    def _run(self, node: str, program: str, container_id: str, *words: str) -> str:
         self.prepare(node)
         bare = container_id.rpartition("/")[2]
         inside = ("exec", "-n", self._namespace, _name(node), "--", "python3", "-c", program, bare, *words)
-        self._cluster.kubectl(*inside)
+        return self._cluster.kubectl(*inside)
 
 
 def _name(node: str) -> str:

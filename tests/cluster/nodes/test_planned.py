@@ -25,9 +25,11 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _APART = {"labelSelector": {"matchLabels": {"app": "gpt"}}, "topologyKey": "kubernetes.io/hostname"}
 
 
-def started(cluster: ClusterUnderTest, namespaces: Namespaces, **annotations: str) -> TrainingJob:
+def started(
+    cluster: ClusterUnderTest, namespaces: Namespaces, steps: int = STEPS, **annotations: str
+) -> TrainingJob:
     given = {f"holdfast.dev/{name}": text for name, text in annotations.items()}
-    found = example("job.yaml", f"--steps={STEPS}", "--pace=0.05", annotations=given)
+    found = example("job.yaml", f"--steps={steps}", "--pace=0.05", annotations=given)
     for pod in pods_in(found):
         pod["spec"]["affinity"] = {"podAntiAffinity": {_REQUIRED: [_APART]}}
     job = TrainingJob(cluster, namespaces.make("baseline"), found)

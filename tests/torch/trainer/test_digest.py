@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.digest import PARTS, combined, digests, gather, report, write
+from trainer.options import PRINTED
 from trainer.repeatable import seed_everything
 
 
@@ -92,6 +93,18 @@ def test_the_digests_of_all_ranks_are_gathered_printed_and_written(
     assert capsys.readouterr().out == f"digest {combined(parts)}\n"
     found = json.loads((tmp_path / "digest.json").read_text())
     assert found == {"0": {**parts, "all": combined(parts)}}
+
+
+def test_the_digests_of_all_ranks_are_printed_on_request(
+    group: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = digests(*trained())
+    report(*trained(), torch.device("cpu"), PRINTED)
+    table, digest = capsys.readouterr().out.splitlines()
+    assert json.loads(table.removeprefix("digests ")) == {"0": {**parts, "all": combined(parts)}}
+    assert digest == f"digest {combined(parts)}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_file_is_replaced_atomically(tmp_path: Path) -> None:

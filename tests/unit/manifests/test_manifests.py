@@ -262,7 +262,7 @@ def test_the_policy_on_changes_of_nodes_names_what_the_code_writes() -> None:
     account = f"system:serviceaccount:{pod_layout.NAMESPACE}:holdfast-supervisor"
     assert condition["expression"] == f'request.userInfo.username == "{account}"'
     ours = next(each["expression"] for each in spec["variables"] if each["name"] == "ours")
-    assert ours == json.dumps([names.RECORD, names.REQUEST])
+    assert ours == json.dumps([names.RECORD, names.REQUEST, names.REQUESTED_BY])
     text = " ".join(each["expression"] for each in spec["validations"])
     assert f'"{names.TAINT}"' in text
     assert f'"{names.CONDITION}"' in text

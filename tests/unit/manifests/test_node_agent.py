@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from holdfast.node_report import REPORT, REPORT_AT
 from nodeagent.cli import options
 from nodeagent.publishing import conditions
-from nodeagent.publishing.node_patch import REPORT, REPORT_AT
 from tests.unit.manifests.kubernetes_files import (
     OVERLAYS,
     Object,

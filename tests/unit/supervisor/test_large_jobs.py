@@ -68,7 +68,7 @@ def test_each_member_gets_only_what_it_needs(start: tuple[int, int, JobState, in
         for rank in range(block * nproc, (block + 1) * nproc):
             found = {each.url for each in order.sources if each.has(rank) and each.step == NEWEST}
             assert found == {url(block), url((block + 1) % members)}
-        assert 1 <= sum(each.rank < 0 for each in order.sources) <= state_sources.HOLDERS
+        assert 1 <= sum(each.rank < 0 for each in order.sources) <= state_sources.SNAPSHOT_HOLDERS
 
 
 def test_members_that_lack_the_snapshot_fetch_it_from_different_members(
@@ -76,7 +76,9 @@ def test_members_that_lack_the_snapshot_fetch_it_from_different_members(
 ) -> None:
     members, _, memory, _ = start
     asked = [each.url for block in range(members) for each in state_sources.holders(memory, block)]
-    assert {asked.count(url(index)) for index in (0, 1, members // 2, members - 1)} == {state_sources.HOLDERS}
+    assert {asked.count(url(index)) for index in (0, 1, members // 2, members - 1)} == {
+        state_sources.SNAPSHOT_HOLDERS
+    }
 
 
 def test_the_writer_of_checkpoints_knows_a_source_of_every_rank(

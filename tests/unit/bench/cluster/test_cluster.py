@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import __main__ as program
-from bench.cluster import cluster
+from bench.cluster import cluster, pod_objects
 from bench.harness import results
-from tests.unit.supervisor.cli.on_cluster.stand_in import CONFIG, ApiStandIn, standing_in
+from tests.unit.bench.cluster.conftest import SYSTEM, WEBHOOK
+from tests.unit.supervisor.cli.on_cluster.stand_in import CONFIG, ApiStandIn
 
-SYSTEM = "/apis/apps/v1/namespaces/holdfast-system/deployments"
-WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/holdfast-webhook"
 INSTALLS = "`kubectl apply -k manifests/default`"
 Printed = pytest.CaptureFixture[str]
-
-# Lists the pods of a job. No pod has begun to train yet.
-KUBECTL = """#!/bin/sh
-printf '%s\\n' "$*" >> "$0.called"
-case "$*" in
-  *"get pods"*) cat "$0.pods";;
-  *" exec "*) exit 1;;
-esac
-"""
-
-
-@pytest.fixture(autouse=True)
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a kubectl that records its arguments first on PATH, and results into a temporary folder."""
-    made = tmp_path / "bin" / "kubectl"
-    made.parent.mkdir()
-    made.write_text(KUBECTL)
-    made.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{made.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
-    monkeypatch.setattr(program, "_ENDING", ())  # leaves pytest's own handlers of signals in place
-    return made
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStandIn]:
-    """Yield the API server of KUBECONFIG, in which Holdfast is installed and ready."""
-    with standing_in() as made:
-        (tmp_path / "config").write_text(CONFIG % made.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-        made.put(WEBHOOK, {"webhooks": [{"clientConfig": {"caBundle": "Q0E="}}]})
-        for name in ("holdfast-webhook", "holdfast-supervisor"):
-            made.put(f"{SYSTEM}/{name}", {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}})
-        yield made
 
 
 def refused(printed: Printed, kubectl: Path) -> str:
@@ -130,7 +94,8 @@ def test_an_image_that_a_node_lacks_ends_the_bench_and_removes_its_namespace(
     server: ApiStandIn, capsys: Printed, kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "READY_S", 20.0)
-    waiting = {"name": "trainer", "image": cluster.IMAGE, "state": {"waiting": {"reason": "ErrImagePull"}}}
+    state = {"waiting": {"reason": "ErrImagePull"}}
+    waiting = {"name": "trainer", "image": pod_objects.IMAGE, "state": state}
     pod: dict[str, Any] = {
         "metadata": {"name": "holdfast-0"},
         "spec": {"nodeName": "n0"},
@@ -139,7 +104,7 @@ def test_an_image_that_a_node_lacks_ends_the_bench_and_removes_its_namespace(
     kubectl.with_name("kubectl.pods").write_text(json.dumps({"items": [pod]}))
     assert program.main(["cluster"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"bench: node n0 does not have the image {cluster.IMAGE}")
+    assert said.startswith(f"bench: node n0 does not have the image {pod_objects.IMAGE}")
     called = kubectl.with_name("kubectl.called").read_text().splitlines()
     assert [each.split()[:2] for each in (called[0], called[-1])] == [
         ["create", "namespace"],

@@ -9,7 +9,7 @@ from bench.harness.watch import is_calm
 CALM = {"updated": 100.0, "phase": "running", "open_incident": None, "warm_ready": True}
 
 
-def test_a_run_that_trains_with_all_spares_warm_is_calm() -> None:
+def test_a_run_that_trains_with_all_warm_processes_ready_is_calm() -> None:
     assert is_calm(CALM, 99.0, 100.5)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import BadInput
 from holdfast.protocol import foreign_text
 from holdfast.protocol.foreign_text import sent_bytes
 from holdfast.worker import script
@@ -53,6 +54,15 @@ def test_an_exception_that_cannot_be_printed_is_named_by_its_type() -> None:
     said = script.ending_of(error, 5, "the traceback")
     assert said is not None
     assert (said.fail, said.raised.partition(":")[0]) == ("exception", f"{__name__}.Unprintable")
+
+
+def test_a_script_whose_path_begins_like_the_path_of_holdfast_is_named() -> None:
+    beside = f"{Path(script.__file__).parents[1]}_examples/train.py"
+    with pytest.raises(BadInput) as caught:
+        exec(compile("\ndef f(error): raise error\nf(error)", beside, "exec"), {"error": BadInput("no")})
+    said = script.ending_of(caught.value, 5, "the traceback")
+    assert said is not None
+    assert said.message == f"no ({beside}, line 2)"
 
 
 def test_notes_do_not_hide_the_exception() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import permutations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +77,39 @@ def test_queries_at_any_time_and_frequency_change_nothing(
             assert made.findings(now_s) == evaluator(seen[:count]).findings(now_s)
         for each in seen[count : count + 1]:
             made.add(each)
+
+
+LOOK_S = 4 * DAY_S  # after all events
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param([xid(154, 5.0, "reset_gpu"), xid(95, 4.0)], id="the verdict came first"),
+        pytest.param([xid(95, 4.0), xid(154, 5.0, "reset_gpu")], id="the verdict follows"),
+        pytest.param([xid(48, 4.0), xid(154, 5.0, "reboot_node")], id="the verdict raises the action"),
+        pytest.param([xid(79, 4.0), xid(79, 2 * DAY_S)], id="the code recurs"),
+        pytest.param([xid(48, 4.0), mark("gpu_reset", 50.0), xid(48, 60.0)], id="the code returns"),
+    ],
+)
+def test_each_event_is_judged_with_those_before_it(seen: list[Observation]) -> None:
+    made = Evaluator(POLICY, 575)
+    for count, each in enumerate(seen, 1):
+        made.add(each)
+        assert made.findings(LOOK_S) == evaluator(seen[:count]).findings(LOOK_S)
+
+
+def test_growth_is_judged_again_when_its_xid_follows() -> None:
+    counter = [sample("ecc_dbe", at_s, value) for at_s, value in ((0.0, 0.0), (10.0, 1.0))]
+    made = Evaluator(shipped(), 575)
+    for each in counter:
+        made.add(each)
+    before = made.findings(20.0)
+    made.add(xid(94, 11.0))
+    fresh = Evaluator(shipped(), 575)
+    for each in (*counter, xid(94, 11.0)):
+        fresh.add(each)
+    assert made.findings(20.0) == fresh.findings(20.0) != before
 
 
 @given(ANY, st.floats(0, 5 * DAY_S))

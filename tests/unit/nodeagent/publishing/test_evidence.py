@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from nodeagent.agent.agent import Published
 from nodeagent.model import Action, Level
 from nodeagent.publishing.evidence import MAX_BYTES, compact
-from supervisor.quarantine.model import NodePolicy, NodeView
+from supervisor.quarantine.evidence import costliest_action, severity
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView
 from supervisor.quarantine.reports import Machine, Received, heard, read_report
 from tests.unit.nodeagent.publishing.states import ABOUT, SENSORS, finding, published, report_of, sensor
 
@@ -67,6 +69,40 @@ def test_a_report_that_is_too_long_keeps_the_worst_findings_and_counts_the_other
     one_more = json.dumps(kept["entities"][0], separators=(",", ":"))
     assert len(kept_text) + len(one_more) + 1 > MAX_BYTES - 10, "another finding would have fitted"
     assert read_report(kept).findings[0].level == "unhealthy"
+
+
+def test_a_report_that_is_too_long_keeps_what_the_supervisor_ranks_highest() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"level": level, "action": action, "lasting": lasting, "overridden": overridden}
+        for level in (Level.DEGRADED, Level.UNHEALTHY)
+        for action in Action
+        for lasting in (False, True)
+        for overridden in ("", "driver")
+    ]
+    found = [finding(f"gpu/{n}-{m}", **kind) for m, kind in enumerate(kinds) for n in range(5)]
+    whole = report_of(published(*found))
+    ranked = [_rank(each) for each in read_report(whole).findings]
+    for most_bytes in range(4000, len(compact(whole)), 4000):
+        kept = [_rank(each) for each in read_report(json.loads(compact(whole, most_bytes))).findings]
+        assert 5 < len(kept) < len(found)
+        assert kept == ranked[: len(kept)]
+
+
+def _rank(found: NodeFinding) -> tuple[str, tuple[bool, bool, int, float]]:
+    return found.level, severity((found,))
+
+
+def test_a_gpu_to_replace_stays_in_a_report_with_too_many_findings_that_need_support() -> None:
+    mild = [finding(f"port/{n}", "ib_port", None, action=Action.CONTACT_SUPPORT) for n in range(1000)]
+    report = report_of(published(*mild, finding("gpu/x", action=Action.REPLACE)))
+    kept = read_report(json.loads(compact(report)))
+    assert costliest_action(kept.findings) == costliest_action(read_report(report).findings) == "replace"
+
+
+def test_of_equal_findings_the_newest_stay_because_an_operator_may_have_waived_the_others() -> None:
+    report = report_of(published(*(finding(f"gpu/{n}", since_s=float(n)) for n in range(1000))))
+    kept = json.loads(compact(report))["entities"]
+    assert {each["entity"] for each in kept} == {f"gpu/{n}" for n in range(1000 - len(kept), 1000)}
 
 
 def test_the_largest_report_without_findings_fits() -> None:

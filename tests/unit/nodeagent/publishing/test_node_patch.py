@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from holdfast.node_report import REPORT, REPORT_AT
 from nodeagent.publishing.conditions import GPU, TRAINING, NodeCondition, starting
-from nodeagent.publishing.node_patch import REPORT, REPORT_AT, Transitions, microseconds, node_patch
+from nodeagent.publishing.node_patch import Transitions, microseconds, node_patch
 
 HEALTHY = tuple(NodeCondition(each, "True", "Healthy", "Well.") for each in (GPU, TRAINING))
 

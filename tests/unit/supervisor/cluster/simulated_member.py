@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 from yarl import URL
@@ -90,9 +91,9 @@ class SimulatedPod:
         self.step = step
         await self.send()
 
-    async def end_rank(self, code: int) -> None:
-        """Make the process of every rank end with an exit code."""
-        ending = Ending(time.monotonic_ns(), code)
+    async def end_rank(self, code: int | None, **given: Any) -> None:
+        """Make the process of every rank end with an exit code, or as `given`."""
+        ending = Ending(time.monotonic_ns(), code, **given)
         ended = tuple(replace(each, state="exited", ending=ending) for each in self._state.ranks)
         self._state = replace(self._state, ranks=ended)
         await self.send()

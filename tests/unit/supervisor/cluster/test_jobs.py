@@ -647,6 +647,15 @@ async def test_members_on_a_node_are_counted_and_asked_to_leave(tmp_path: Path) 
         assert [each.why for each in job.backend.departures.values()] == ["node n1 is quarantined"]
 
 
+async def test_the_jobs_look_again_once_other_verdicts_count(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.until(lambda: not there.jobs.changed.is_set())
+        there.jobs.heed_verdicts(frozenset())
+        assert not there.jobs.changed.is_set(), "nothing is different"
+        there.jobs.heed_verdicts(frozenset({"n1"}))
+        assert there.jobs.changed.is_set()
+
+
 async def test_a_notice_on_a_node_reaches_its_jobs(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         by = owner(completions=1)

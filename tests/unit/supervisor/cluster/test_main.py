@@ -9,6 +9,7 @@ import logging
 import random
 import ssl
 import sys
+import time
 import weakref
 from asyncio import sslproto
 from collections import Counter
@@ -34,13 +35,17 @@ from supervisor.cluster.pods import PodMember
 from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
-from supervisor.kubernetes.lease import Leadership, LeaseLock
+from supervisor.kubernetes.leadership import Leadership
+from supervisor.kubernetes.lease import LeaseLock, boot_s
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
+from supervisor.observability import cluster_metrics
+from supervisor.quarantine.model import RunFault
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, NEVER, ServedObjects
 from tests.unit.supervisor.cluster.simulated_member import SimulatedPod
 from tests.unit.supervisor.cluster.test_jobs import LABELS, member, owner
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
+from tests.unit.supervisor.nodes.test_controller import ServedNodes
 
 ME = OwnPod("supervisor-1", "holdfast-system", "10.0.0.9")
 TOKEN = "aaa.bbb.ccc"
@@ -91,8 +96,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(request_s: float = 10.0) -> AsyncIterator[Place]:
-    served = ServedObjects()
+async def place(request_s: float = 10.0, served: ServedObjects | None = None) -> AsyncIterator[Place]:
+    served = served or ServedObjects()
     async with served.serving(request_s) as server:
         supervisor = ClusterSupervisor(server, ME, event_loop.Lag())
         app = web.Application()
@@ -168,6 +173,58 @@ async def test_a_leader_serves_only_the_members_of_its_jobs(
             await pod.until(lambda: pod.orders)
         await event_loop.end([leading])
         assert await there.connect() == 503, "the supervisor does not lead any more"
+        assert await there.epoch() == 0
+
+
+async def test_the_metrics_say_whether_this_process_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+
+    def measured(there: Place) -> list[float]:
+        there.supervisor.measure()
+        return [each._value.get() for each in cluster_metrics.METRICS]
+
+    async with place() as there:
+        assert measured(there) == [0, 0, 0]
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        assert measured(there) == [1, 1, 0]
+        await event_loop.end([leading])
+        assert measured(there) == [0, 0, 0]
+
+
+async def test_what_a_job_has_seen_of_a_node_is_stored_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    served = ServedNodes()
+    served.add("n1")
+    served.configure()
+    async with place(served=served) as there:
+        leading = await there.lead()
+        await there.job_of_one_pod()
+        assert there.supervisor._jobs is not None
+        [job] = there.supervisor._jobs.jobs.values()
+        fault = RunFault(time.time(), why="team/llama i-0001: an ECC error of rank 0")
+        for _ in range(2):  # as the next leader does
+            job._context.note_run_fault("n1", fault)
+        await served.until(lambda: served.record("n1").get("runs"))
+        assert [each["why"] for each in served.record("n1")["runs"]] == [fault.why]
+        await event_loop.end([leading])
+
+
+async def test_a_leader_names_itself_before_it_has_read_anything() -> None:
+    """A former leader that is cut off from the API server, and the next one in line, ask for it."""
+    async with place() as there:
+        async with there.client.get(PATH) as answer:
+            assert await answer.json() == {"epoch": 0, "holder": ""}
+        there.served.broken["secrets"] = 503
+        leading = await there.lead()
+        await there.served.until(lambda: there.served.refused)
+        async with there.client.get(PATH) as answer:
+            assert await answer.json() == {"epoch": 7, "holder": there.lock.holder}
+        assert await there.connect() == 503, "it serves no members yet"
+        del there.served.broken["secrets"]
+        while there.supervisor._jobs is None:  # noqa: ASYNC110  it has requests to make
+            await asyncio.sleep(0.001)
+        await event_loop.end([leading])
         assert await there.epoch() == 0
 
 
@@ -497,7 +554,7 @@ async def test_an_eviction_is_given_up_when_the_term_ends() -> None:
     lost = PodMember("uid-9", "w-0", "w-0.uid-9", "n0", "c", is_running=True)
     async with place(request_s=3600.0) as there:
         there.served.faults = [NEVER]
-        expires_s = asyncio.get_running_loop().time() + 0.2
+        expires_s = boot_s() + 0.2
         there.supervisor._term = Leadership(there.lock, 7, expires_s)
         there.supervisor._evict("team", lost)
         await asyncio.wait_for(asyncio.wait(there.supervisor._deleting), LIMIT_S)

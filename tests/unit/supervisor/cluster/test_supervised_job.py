@@ -36,6 +36,7 @@ from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import InvalidObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import ObjectName
+from supervisor.quarantine.model import RunFault
 from supervisor.view import members as view_members
 from supervisor.view.model import Policy, Wait
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest
@@ -62,6 +63,7 @@ class Place:
     key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
     is_cut_off: bool = False
+    noted: list[tuple[str, RunFault]] = field(default_factory=list)  # faults reported to the quarantine
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
         """Make a leader of this epoch supervise the job."""
@@ -74,6 +76,7 @@ class Place:
             lambda: (0.0, 0.0),
             lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
             lambda _: self.is_cut_off,
+            note_run_fault=lambda node, fault: self.noted.append((node, fault)),
         )
         self.job = SupervisedJob(self.context, self.group())
         self.job.start()
@@ -1050,6 +1053,27 @@ async def test_a_notice_on_a_node_moves_the_member_that_is_there(tmp_path: Path)
         assert there.deleted == [], "the autoscaler deletes the pod"
 
 
+def verdict_on(name: str) -> dict[ObjectName, Any]:
+    verdict = {"type": "GpuHealthy", "status": "False", "message": "GPU 3 is lost"}
+    return {ObjectName("", name): {"metadata": {"name": name}, "status": {"conditions": [verdict]}}}
+
+
+async def test_a_verdict_of_the_node_agent_moves_the_member_once_the_quarantine_lets_it(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path) as there:
+        first, _, third = await settled_with_standby(there)
+        there.job.note_departures(verdict_on("n1"), frozenset({"n0"}))
+        assert there.job.backend.departures == {}, "the quarantine holds the verdict back"
+        there.job.note_departures(heeded=frozenset({"n1"}))
+        await train_in(2, first, third)
+        await there.until(phase="running", generation=2)
+        there.job.note_departures()
+        assert there.deleted == []
+        [incident] = there.status["recent"]
+        assert "the node agent of n1 reports: GPU 3 is lost" in incident["why"]
+
+
 async def test_an_idle_pod_that_must_leave_its_node_is_evicted_at_once(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         first, second, _ = await settled_with_standby(there)
@@ -1073,3 +1097,49 @@ async def test_the_status_shows_standby_pods_and_only_those_without_ranks_may_yi
         assert (shown["wanted"], shown["ready"], shown["problem"]) == (1, 1, "")
         [idle] = there.job.idle_standbys()
         assert (idle.uid, idle.node, idle.own) == (uid, "n2", there.pods.keys())
+
+
+async def test_standbys_that_a_running_job_wants_and_that_are_not_ready_are_missing(tmp_path: Path) -> None:
+    async with place(tmp_path, replace(POLICY, standby=2)) as there:
+        await settled_with_standby(there)
+        await there.until(phase="running")
+        await there.served.until(lambda: there.job.standbys_missing == 1)
+
+
+# -- faults that hardware explains
+
+
+ECC = "Traceback (most recent call last):\nRuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+async def crash_in(generation: int, crashed: SimulatedPod, other: SimulatedPod, **ending: Any) -> None:
+    """Make a rank crash, and the group train in the next generation."""
+    await crashed.end_rank(None if "signal" in ending else 1, **ending)
+    await train_in(generation, crashed, other)
+
+
+async def test_a_fault_of_hardware_is_reported_once_whoever_leads(tmp_path: Path) -> None:
+    async with place(tmp_path, replace(POLICY, max_restarts=9)) as there:
+        first, second = await there.form()
+        for each in (first, second):
+            each.holds_state = True
+        await crash_in(2, first, second, fail="exception", message=ECC)
+        await there.until(phase="running", generation=2, incidents=1)
+        [(node, reported)] = there.noted
+        assert (node, reported.why) == ("n0", "team/llama i-0001: an ECC error of rank 0")
+        await there.served.until(lambda: there.status["recent"][-1].get("hardware"))
+        await there.job.close()
+        there.begin(epoch=2)
+        for each in (first, second):
+            await each.until_obeying(2)
+        assert there.noted == [(node, reported), (node, reported)], "the same again, which counts once"
+
+
+async def test_a_crash_of_the_script_is_no_evidence_against_a_node(tmp_path: Path) -> None:
+    async with place(tmp_path, replace(POLICY, max_restarts=9)) as there:
+        first, second = await there.form()
+        for each in (first, second):
+            each.holds_state = True
+        await crash_in(2, first, second, fail="exception", message="ValueError: no")
+        await there.until(phase="running", generation=2, incidents=1)
+        assert there.noted == []

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.scale.api_server import merged
+from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes import agent_reports, node_objects, patches
 from supervisor.nodes.agent_reports import AgentReports
-from supervisor.nodes.names import RECORD, REPORT, REPORT_AT, TAINT
+from supervisor.nodes.names import RECORD, TAINT
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.plan import NodePlan, NodeWrite, plan
 from supervisor.quarantine.model import NodePolicy, RunFault

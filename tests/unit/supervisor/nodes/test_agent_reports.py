@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes import node_objects
 from supervisor.nodes.agent_reports import AgentReports, views
-from supervisor.nodes.names import REPORT, REPORT_AT
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.quarantine.model import NodePolicy, NodeView
 from tests.unit.supervisor.nodes.node_samples import XID, node_object, report_text

@@ -10,10 +10,12 @@ from supervisor.kubernetes.events import EventRecorder
 from supervisor.nodes import announcements
 from supervisor.nodes.announcements import ALERTS_METRIC, NODES_METRIC, STATES, Announcer
 from supervisor.nodes.plan import KINDS, SILENT
+from supervisor.nodes.verdicts import VerdictSwaps
 from tests.unit.literals import ROOT
 from tests.unit.supervisor.nodes.node_samples import XID, NodesInMemory, PlayedLeader, healthy_pool, heard_by
 
 LIMIT_S = 10.0
+NO_SWAPS = VerdictSwaps()
 
 
 class WrittenEvents:
@@ -35,7 +37,10 @@ class WrittenEvents:
 
 
 async def announced(
-    nodes: NodesInMemory, leader: PlayedLeader, awaited: tuple[str, ...] = ()
+    nodes: NodesInMemory,
+    leader: PlayedLeader,
+    awaited: tuple[str, ...] = (),
+    swaps: VerdictSwaps = NO_SWAPS,
 ) -> list[tuple[str, str, str]]:
     """Announce the same state in three rounds, some seconds apart, and return the events."""
     sink = WrittenEvents()
@@ -47,7 +52,7 @@ async def announced(
         leader.hear(1.0 + at)
         known = {name: nodes.known(name) for name in nodes.objects}
         found = leader.plan(1.0 + at)
-        announcer.planned(found, known, awaited, leader.policy, is_dry=bool(found.dry))
+        announcer.planned(found, known, awaited, leader.policy, swaps, is_dry=bool(found.dry))
     assert await events.flush(LIMIT_S)
     running.cancel()
     await asyncio.wait({running})
@@ -67,6 +72,24 @@ async def test_an_action_of_a_dry_run_is_announced_once_though_its_numbers_chang
     [(name, reason, text)] = await announced(nodes, leader)
     assert (name, reason) == ("a", "QuarantineDryRun")
     assert text.startswith("dry run: Holdfast would taint this node: GPU-1 xid 79 reboot_node")
+
+
+async def test_a_verdict_that_moves_nobody_is_announced_once_with_the_reason() -> None:
+    nodes, leader = healthy_pool("a", "b", "c")
+    swaps = VerdictSwaps(
+        frozenset({"c"}), {"a": "GPU 3 is lost; its members stay: a storm"}, {"b": "too hot"}
+    )
+    said = await announced(nodes, leader, swaps=swaps)
+    assert said == [
+        ("a", "VerdictHeld", "GPU 3 is lost; its members stay: a storm"),
+        (
+            "b",
+            "VerdictDryRun",
+            "dry run: Holdfast would move the members of jobs on this node to standbys: too hot",
+        ),
+    ]
+    shown = [announcements.VERDICTS_METRIC.labels(each)._value.get() for each in ("moves", "held")]
+    assert shown == [1, 2]
 
 
 async def test_an_alert_is_announced_once_but_not_for_a_node_that_is_only_awaited() -> None:

@@ -14,11 +14,13 @@ import pytest
 from aiohttp import web
 
 from bench.scale.api_server import merged
+from holdfast.node_report import REPORT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.nodes import controller
-from supervisor.nodes.controller import NoJobs, QuarantineController
-from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REPORT, REQUEST, TAINT
+from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
+from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REQUEST, TAINT, VERDICTS
+from supervisor.nodes.node_mirror import NodeMirror
 from supervisor.quarantine.model import RunFault
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, LOST_ANSWER, Json, ServedObjects, status
 from tests.unit.supervisor.nodes.node_samples import FOREIGN, XID, node_object, report_text
@@ -50,6 +52,14 @@ class ServedNodes(ServedObjects):
         return web.json_response(self.put(plural, json.loads(json.dumps(made))))
 
     # -- what a test does
+
+    def judge(self, name: str, said: str = "") -> None:
+        """Set the verdict of a node's agent; "" if it is healthy."""
+        found = json.loads(json.dumps(self.node(name)))
+        others = [each for each in found["status"]["conditions"] if each["type"] not in VERDICTS]
+        verdict = {"type": VERDICTS[0], "status": "False" if said else "True", "message": said}
+        found["status"]["conditions"] = [*others, verdict]
+        self.put("nodes", found)
 
     def add(self, *names: str) -> None:
         for name in names:
@@ -93,15 +103,19 @@ class Place:
     served: ServedNodes
     api: ApiServer
     left_s: float = 60.0
+    jobs: QuarantinedJobs = field(default_factory=NoJobs)
     leaders: list[asyncio.Future[Any]] = field(default_factory=list)
 
-    async def lead(self) -> QuarantineController:
-        """Begin another leader, and let it see each agent's report change."""
+    async def lead(self, *, hears: bool = True) -> QuarantineController:
+        """Begin another leader, and let it see each agent's report change if it `hears`."""
         events = EventRecorder(self.api, "holdfast-supervisor", "pod")
-        made = QuarantineController(self.api, events, "holdfast-system", NoJobs(), lambda: self.left_s)
-        self.leaders += [asyncio.ensure_future(each) for each in (made.run(), events.run())]
+        nodes = NodeMirror(self.api)
+        made = QuarantineController(
+            self.api, events, "holdfast-system", self.jobs, lambda: self.left_s, nodes
+        )
+        self.leaders += [asyncio.ensure_future(each) for each in (nodes.run(), made.run(), events.run())]
         await asyncio.wait_for(made.synced.wait(), LIMIT_S)
-        for _, _, name in [key for key in self.served.objects if key[0] == "nodes"]:
+        for _, _, name in [key for key in self.served.objects if hears and key[0] == "nodes"]:
             findings = [XID] if "xid" in self.served.node(name)["metadata"]["annotations"][REPORT] else []
             self.served.report(name, *findings)
         return made
@@ -263,3 +277,90 @@ async def test_a_deleted_node_is_forgotten(place: Place) -> None:
     served.report("b", XID)
     await served.until(is_settled(served, "b"))
     assert not served.is_tainted("a")
+
+
+class WatchedJobs(NoJobs):
+    """Jobs that remember which verdicts they were told to heed."""
+
+    def __init__(self) -> None:
+        self.heeded = [frozenset[str]()]
+        self._told = asyncio.Event()
+
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        if nodes != self.heeded[-1]:
+            self.heeded.append(nodes)
+        self._told.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Return once `condition` holds. It is checked whenever the quarantine has looked at the verdicts."""
+
+        async def wait() -> None:
+            while not condition():
+                self._told.clear()
+                await self._told.wait()
+
+        await asyncio.wait_for(wait(), LIMIT_S)
+
+
+async def judged(place: Place, **settings: str) -> WatchedJobs:
+    """Begin a leader that has planned with these settings, and with healthy verdicts of all agents."""
+    jobs = place.jobs = WatchedJobs()
+    place.served.configure(**settings)
+    for name in ("a", "b", "c"):
+        place.served.judge(name)
+    made = await place.lead()
+    await jobs.until(lambda: made._service is not None and made._service.breaker.unknown == 0)
+    return jobs
+
+
+async def test_a_verdict_moves_members_at_once_and_only_one_of_two_that_the_breaker_allows(
+    place: Place,
+) -> None:
+    jobs = await judged(place, max_share="0.1", min_serving="1", cooldown="1s")
+    place.served.judge("a", "GPU 3 is lost")
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+    place.served.judge("b", "GPU 3 is lost")
+    await place.served.until(lambda: "VerdictHeld" in place.served.reasons("b"))
+    assert jobs.heeded == [frozenset(), {"a"}, frozenset()], "most nodes are bad: nobody moves"
+
+
+async def test_a_new_leader_heeds_a_verdict_before_it_has_heard_all_agents(place: Place) -> None:
+    jobs = place.jobs = WatchedJobs()
+    place.served.configure(max_share="0.1", min_serving="1")
+    for name in ("a", "b", "c"):
+        place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
+    await place.lead(hears=False)
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+async def test_in_a_dry_run_a_verdict_is_only_announced(place: Place) -> None:
+    jobs = await judged(place, dry_run="true")
+    place.served.judge("a", "GPU 3 is lost")
+    await place.served.until(lambda: "VerdictDryRun" in place.served.reasons("a"))
+    assert jobs.heeded == [frozenset()]
+    place.served.configure()
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+async def test_a_leader_whose_term_has_ended_heeds_no_other_verdict(place: Place) -> None:
+    jobs = await judged(place)
+    place.left_s = 0.0
+    place.served.judge("a", "GPU 3 is lost")
+    other = Place(place.served, place.api)
+    second = other.jobs = WatchedJobs()
+    await other.lead()
+    await second.until(lambda: second.heeded[-1] == {"a"})
+    assert jobs.heeded == [frozenset()]
+    await other.kill()
+
+
+async def test_an_operators_release_ends_the_moves_for_a_known_fault(place: Place) -> None:
+    jobs = await judged(place)
+    place.served.judge("a", "GPU 3 is lost")
+    place.served.report("a", XID)
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+    await place.served.until(is_settled(place.served, "a"))
+    place.served.annotate("a", REQUEST, "release")
+    await jobs.until(lambda: jobs.heeded[-1] == frozenset())
+    place.served.report("a", XID, {**XID, "check": "ecc", "code": None})
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.nodes.names import RECORD, REPORT, REQUEST, TAINT
+from holdfast.node_report import REPORT
+from supervisor.nodes.names import RECORD, REQUEST, TAINT
 from supervisor.nodes.node_objects import (
     MAX_RECORD,
     OperatorRequest,
@@ -133,3 +134,26 @@ def test_a_report_that_is_not_json_is_refused() -> None:
     for text in ("", "5", "{", "x" * (200 << 10)):
         with pytest.raises(ValueError, match=r"JSON|characters"):
             parsed_report(text)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "verdict"),
+    [
+        ([], None),
+        ([{"type": "Ready", "status": "False", "message": "no"}], None),
+        ([{"type": "GpuHealthy", "status": "Unknown", "message": "silent"}], ""),
+        ([{"type": "GpuHealthy", "status": "True"}, {"type": "TrainingNodeHealthy", "status": "True"}], ""),
+        (
+            [{"type": "GpuHealthy", "status": "True"}, {"type": "TrainingNodeHealthy", "status": "False"}],
+            "a fault",
+        ),
+        (
+            [{"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "GPU 3: lost."}],
+            "GPU 3: lost",
+        ),
+    ],
+)
+def test_the_agents_verdict_is_a_clause(conditions: list[Any], verdict: str | None) -> None:
+    found = node_object()
+    found["status"]["conditions"] = conditions
+    assert read(prune(found)).verdict == verdict

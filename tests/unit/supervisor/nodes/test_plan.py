@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.nodes import patches
-from supervisor.nodes.names import RECORD, REQUEST, TAINT
+from supervisor.nodes.names import RECORD, REQUEST, REQUESTED_BY, TAINT
 from supervisor.quarantine.model import NodePolicy, RunFault
 from tests.unit.supervisor.nodes.node_samples import (
     FOREIGN,
@@ -211,6 +211,31 @@ def test_a_release_is_a_waiver_of_this_boot_even_if_no_report_has_been_heard() -
     condition = nodes.condition("a")
     assert condition is not None
     assert (condition["status"], condition["reason"]) == ("False", "ReleasedByOperator")
+
+
+def test_the_record_names_who_requested_it() -> None:
+    nodes, leader = healthy_pool("a", "b")
+    nodes.annotate("a", REQUESTED_BY, "eva\n@example.com")
+    request("quarantine: smell")(nodes)
+    assert leader.settle(1.0) == ["operator_quarantine", "condition"]
+    record = nodes.record("a")
+    assert (record["by"], record["why"]) == (
+        "operator eva @example.com",
+        "an operator (eva @example.com) has taken it out: smell",
+    )
+    assert REQUESTED_BY not in nodes.objects["a"]["metadata"]["annotations"]
+    request("release")(nodes)
+    leader.settle(2.0)
+    assert (nodes.record("a")["by"], nodes.record("a")["why"]) == ("operator", "an operator has released it")
+    nodes.annotate("a", REQUESTED_BY, "eva")
+    request("quarantine: smell")(nodes)
+    leader.settle(3.0)
+    nodes.annotate("a", REQUESTED_BY, "eva")
+    request("release")(nodes)
+    leader.settle(4.0)
+    condition = nodes.condition("a")
+    assert condition is not None
+    assert condition["reason"] == "ReleasedByOperator"
 
 
 def test_a_release_of_a_node_in_service_removes_only_the_request() -> None:

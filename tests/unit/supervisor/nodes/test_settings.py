@@ -53,7 +53,7 @@ def test_every_field_of_the_policy_can_be_set() -> None:
         ]),
         ({"drain-for": "reboot"}, [
             "drain-for: invalid value 'reboot': did you mean 'reboot_node'? expected some of none,"
-            " restart_app, reset_gpu, reboot_node, replace, contact_support, separated by commas"
+            " restart_app, contact_support, reset_gpu, reboot_node, replace, separated by commas"
         ]),
         ({"clean": "1s"}, ["clean_s: expected at least storm_window_s plus cooldown_s"]),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.node_report import cost_rank
 from supervisor.quarantine import decide, evidence
 from supervisor.quarantine.cohorts import Reason
 from supervisor.quarantine.model import (
@@ -388,7 +389,5 @@ def test_findings_are_described_by_the_worst_one_and_the_number_of_the_others(
 def test_a_finding_that_lasts_long_enough_justifies_a_drain() -> None:
     assert evidence.may_drain(finding(held_s=60.0), POLICY)
     assert not evidence.may_drain(finding(held_s=59.9), POLICY)
-    assert [evidence.cost_rank(each) for each in ("none", "restart_app", "contact_support", "sing")] == [
-        *(0, 1, 2, 0)
-    ]
+    assert [cost_rank(each) for each in ("none", "restart_app", "contact_support", "sing")] == [*(0, 1, 2, 0)]
     assert evidence.severity((alone(), finding(), finding(lasting=False))) == (True, True, 4, 90.0)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.quarantine.model import ACTIONS, NodePolicy
+from holdfast.node_report import ACTIONS
+from supervisor.quarantine.model import NodePolicy
 
 
 def test_the_defaults_agree_with_each_other() -> None:

@@ -123,16 +123,16 @@ def test_each_write_after_a_commit_is_detected(change: Callable[[dict[str, Any]]
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
     passes(objects)
-    assert footprints.moved(taken) is None
-    assert footprints.quickly_moved(taken) is None
+    assert footprints.first_change(taken) is None
+    assert footprints.sampled_change(taken) is None
     change(objects)
-    said = footprints.moved(taken)
-    assert (footprints.quickly_moved(taken) is None) == (change in (replace, grow))
+    said = footprints.first_change(taken)
+    assert (footprints.sampled_change(taken) is None) == (change in (replace, grow))
     assert said is not None
     assert said.endswith(("was written", "were written", "was replaced", "was added", "was changed"))
     again = footprints.footprint(2, walk=True)
-    assert footprints.moved(again) is None
-    assert footprints.moved(taken) == said
+    assert footprints.first_change(again) is None
+    assert footprints.first_change(taken) == said
 
 
 @pytest.mark.parametrize("restored", [False, True])
@@ -145,15 +145,15 @@ def test_tensors_that_a_scaler_creates_at_its_first_use_are_no_change_but_writes
     footprints = ChangeDetector({"scaler": scaler})
     taken = footprints.footprint(1)
     scaler.scale(torch.ones(()))
-    assert footprints.moved(taken) is None
-    assert footprints.late(footprints.footprint(1)) is None
+    assert footprints.first_change(taken) is None
+    assert footprints.late_change(footprints.footprint(1)) is None
     made = scaler._scale
     scaler._scale = torch.full((), 7.0)
-    assert footprints.moved(taken) == "scaler was changed"
+    assert footprints.first_change(taken) == "scaler was changed"
     scaler._scale = made
-    assert footprints.moved(taken) is None
+    assert footprints.first_change(taken) is None
     scaler.update(0.5)
-    assert footprints.moved(taken) == "scaler was changed"
+    assert footprints.first_change(taken) == "scaler was changed"
 
 
 def test_another_first_scale_is_a_change() -> None:
@@ -161,7 +161,7 @@ def test_another_first_scale_is_a_change() -> None:
     footprints = ChangeDetector({"scaler": scaler})
     taken = footprints.footprint(1)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 0.3})
-    assert footprints.moved(taken) == "scaler was changed"
+    assert footprints.first_change(taken) == "scaler was changed"
 
 
 def test_a_step_is_detected_and_named() -> None:
@@ -169,7 +169,7 @@ def test_a_step_is_detected_and_named() -> None:
     footprints = ChangeDetector(objects)
     taken = footprints.footprint(1)
     train(objects)
-    assert footprints.moved(taken) == "model.0.weight was written"
+    assert footprints.first_change(taken) == "model.0.weight was written"
 
 
 def test_training_and_evaluation_before_the_next_write_are_no_change() -> None:
@@ -184,7 +184,7 @@ def test_training_and_evaluation_before_the_next_write_are_no_change() -> None:
     nn.utils.clip_grad_norm_(objects["model"].parameters(), 1.0)
     objects["optimizer"].param_groups[0]["lr"] = 0.5  # a manual schedule, set at the beginning of each step
     objects["optimizer"].zero_grad()
-    assert footprints.moved(taken) is None
+    assert footprints.first_change(taken) is None
 
 
 @pytest.mark.parametrize("data", [False, True], ids=["values", "data"])
@@ -195,18 +195,18 @@ def test_weights_that_are_swapped_back_count_as_the_state_again(data: bool) -> N
     parameters = list(objects["model"].parameters())
     kept = [p.data if data else p.detach().clone() for p in parameters]
     (swap_data if data else swap_in_place)(objects)
-    assert footprints.returned(taken) is None
+    assert footprints.renew(taken) is None
     with torch.no_grad():
         for parameter, old in zip(parameters, kept, strict=True):
             if data:
                 parameter.data = old
             else:
                 parameter.copy_(old)
-    back = footprints.returned(taken)
+    back = footprints.renew(taken)
     assert back is not None
-    assert footprints.moved(back) is None
+    assert footprints.first_change(back) is None
     train(objects)
-    assert footprints.moved(back) is not None
+    assert footprints.first_change(back) is not None
 
 
 def test_masters_that_belong_to_no_module_are_checked() -> None:
@@ -215,7 +215,7 @@ def test_masters_that_belong_to_no_module_are_checked() -> None:
     footprints = ChangeDetector({"model": model, "optimizer": optimizer})
     taken = footprints.footprint(0)
     optimizer.param_groups[0]["params"][0].add_(1)
-    assert footprints.moved(taken) == "optimizer.param.0 was written"
+    assert footprints.first_change(taken) == "optimizer.param.0 was written"
 
 
 def test_parameters_that_get_new_memory_in_each_step_are_followed() -> None:
@@ -224,7 +224,7 @@ def test_parameters_that_get_new_memory_in_each_step_are_followed() -> None:
     for step in range(3):
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1
-        assert footprints.moved(footprints.footprint(step)) is None
+        assert footprints.first_change(footprints.footprint(step)) is None
 
 
 def test_tiny_odd_and_empty_parameters_are_also_checked() -> None:
@@ -235,9 +235,9 @@ def test_tiny_odd_and_empty_parameters_are_also_checked() -> None:
     model.register_parameter("turned", nn.Parameter(torch.randn(3, 5).t()))
     footprints = ChangeDetector({"model": model})
     taken = footprints.footprint(0)
-    assert footprints.moved(taken) is None
+    assert footprints.first_change(taken) is None
     model.get_parameter("slim").data += 1
-    assert footprints.moved(taken) == "parameters were written"
+    assert footprints.first_change(taken) == "parameters were written"
 
 
 def test_a_parameter_that_was_created_in_inference_mode_also_has_a_footprint() -> None:
@@ -246,14 +246,14 @@ def test_a_parameter_that_was_created_in_inference_mode_also_has_a_footprint() -
         model.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
     footprints = ChangeDetector({"model": model})
     since = footprints.footprint(1)
-    assert footprints.quickly_moved(since) is None
+    assert footprints.sampled_change(since) is None
     with torch.no_grad():
         model.weight.add_(1)
-    assert footprints.moved(since) == "model.weight was written"
+    assert footprints.first_change(since) == "model.weight was written"
     since = footprints.footprint(2)
     with torch.inference_mode():
         model.bias.add_(1)
-    assert footprints.moved(since) == "parameters were written"
+    assert footprints.first_change(since) == "parameters were written"
 
 
 class Average:
@@ -291,20 +291,22 @@ def test_an_average_that_is_no_module_is_checked() -> None:
         average = kind(model, more)
         footprints = ChangeDetector({"model": model, "ema": average})
         taken = footprints.footprint(1)
-        assert footprints.moved(taken) is footprints.late(taken) is footprints.written(taken) is None
+        assert footprints.first_write(taken) is footprints.late_change(taken) is None
+        assert footprints.first_change(taken) is None
         average.shadow[-1].mul_(0.5)
-        assert (footprints.written(taken) or footprints.late(taken) or "").startswith("ema "), (kind, more)
+        said = footprints.first_write(taken) or footprints.late_change(taken) or ""
+        assert said.startswith("ema "), (kind, more)
         assert not footprints.unseen
     average = Average(model)
     taken = (footprints := ChangeDetector({"ema": average})).footprint(1)
     average.n += 1
-    assert footprints.late(taken) == "ema was changed"
+    assert footprints.late_change(taken) == "ema was changed"
 
 
 def test_objects_that_return_copies_are_named_as_unchecked_and_data_is_not() -> None:
     model = nn.Linear(3, 3)
     footprints = ChangeDetector({"ema": Copied(model), "data": Drawn(model)})
-    assert footprints.moved(footprints.footprint(1)) is None
+    assert footprints.first_change(footprints.footprint(1)) is None
     assert footprints.unseen == ["ema"]
 
 
@@ -351,10 +353,11 @@ def test_the_state_and_the_groups_of_an_optimizer_are_checked(
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         taken = footprints.footprint(step)  # not walked: the first step created the state
-        assert footprints.written(taken) is footprints.late(taken) is footprints.moved(taken) is None
+        assert footprints.first_write(taken) is footprints.late_change(taken) is None
+        assert footprints.first_change(taken) is None
     change(optimizer)
-    seen = footprints.moved(taken) if change is reset_through_data else footprints.written(taken)
-    assert seen or footprints.late(taken)
+    seen = footprints.first_change(taken) if change is reset_through_data else footprints.first_write(taken)
+    assert seen or footprints.late_change(taken)
 
 
 def test_an_optimizer_that_replaces_its_tensors_in_each_step_is_followed_without_keeping_them_alive() -> None:
@@ -366,8 +369,8 @@ def test_an_optimizer_that_replaces_its_tensors_in_each_step_is_followed_without
         optimizer.step()
         before = [weakref.ref(state["momentum_buffer"]) for state in optimizer.state.values()]
         taken = footprints.footprint(step)
-        assert footprints.moved(taken) is None
+        assert footprints.first_change(taken) is None
         for state in optimizer.state.values():
             state["momentum_buffer"] = state["momentum_buffer"] * 1.0
-        assert footprints.written(taken) is not None
+        assert footprints.first_write(taken) is not None
     assert not any(each() for each in before)

@@ -84,7 +84,8 @@ class ApiStandIn:
         if (verb, plural) in self.denied or ("*", plural) in self.denied:
             return _failure(403, self._denial(verb, plural, request.path))
         if request.method == "POST":
-            return web.json_response({"status": {"allowed": ("patch", "supervisions") not in self.denied}})
+            allowed = ("patch", "supervisions") not in self.denied
+            return web.json_response({"status": {"allowed": allowed, "userInfo": {"username": "eva"}}})
         if found is None:
             return self._list(request.path, request.query.get("labelSelector", ""))
         if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 import time
 from datetime import datetime, timezone
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.node_report import REPORT_AT
 from supervisor.cli.on_cluster import nodes as command
 from supervisor.nodes import node_objects
-from supervisor.nodes.names import REPORT_AT, REQUEST
+from supervisor.nodes.names import RECORD, REQUEST, REQUESTED_BY
 from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
 from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused
 from tests.unit.supervisor.cli.on_cluster.test_job_source import document, printed
@@ -149,4 +151,30 @@ def test_without_a_supervisor_the_request_remains_and_the_exit_code_is_1(
     monkeypatch.setattr(command, "CARRY_OUT_S", 0.3)
     said = printed("nodes release gpu-1", capsys, code=1)
     assert "no supervisor has carried out the request within 0.3 s" in said
-    assert server.objects[f"{PATH}/gpu-1"]["metadata"]["annotations"][REQUEST] == "release"
+    notes = server.objects[f"{PATH}/gpu-1"]["metadata"]["annotations"]
+    assert (notes[REQUEST], notes[REQUESTED_BY]) == ("release", "eva")
+
+
+def test_a_request_names_nobody_if_the_api_server_does_not_say_who_asks(
+    capsys: Printed, server: ApiStandIn, pool: NodesInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CARRY_OUT_S", 0.0)
+    for server.denied, server.unknown in (
+        ({("create", "selfsubjectreviews")}, set[str]()),
+        (set[tuple[str, str]](), {"selfsubjectreviews"}),
+    ):
+        printed("nodes release gpu-1", capsys, code=1)
+        assert REQUESTED_BY not in server.objects[f"{PATH}/gpu-1"]["metadata"]["annotations"]
+
+
+def test_the_explanation_shows_the_verdict_and_what_runs_have_seen(
+    capsys: Printed, server: ApiStandIn, pool: NodesInMemory
+) -> None:
+    found = server.objects[f"{PATH}/gpu-3"]
+    verdict = {"type": "GpuHealthy", "status": "False", "message": "GPU 0 is lost"}
+    found["status"]["conditions"].append(verdict)
+    runs = [{"at_s": time.time() - 60.2, "why": "team/llama i-0001: an ECC error of rank 0"}]
+    found["metadata"]["annotations"][RECORD] = json.dumps({"runs": runs})
+    said = printed("nodes explain gpu-3", capsys)
+    assert "  verdict      GPU 0 is lost\n" in said
+    assert "  seen by run  60 s ago team/llama i-0001: an ECC error of rank 0\n" in said

@@ -9,12 +9,14 @@ import pytest
 from supervisor.cluster.adoption.tolerations import Toleration, tolerations_of
 from supervisor.cluster.departures.node_notices import (
     PATIENCE_S,
-    VERDICTS,
     KnownNotice,
     departure_of,
     kept_node,
     known_notices,
+    read_conditions,
 )
+from supervisor.nodes import node_objects
+from supervisor.nodes.names import VERDICTS
 
 Json = dict[str, Any]
 ALL = (Toleration(operator="Exists"),)
@@ -156,11 +158,13 @@ def test_a_node_that_shuts_down_or_is_deleted_is_about_to_end() -> None:
 @pytest.mark.parametrize("kind", VERDICTS)
 def test_a_fault_that_the_node_agent_is_sure_of_is_worth_a_planned_swap(kind: str) -> None:
     bad = node(conditions=({"type": kind, "status": "False", "reason": "Xid79", "message": "GPU 3 is lost"},))
-    found = departure_of(kept_node(bad), ALL)
+    assert departure_of(kept_node(bad), ALL) is None, "the quarantine holds the verdict back"
+    found = departure_of(kept_node(bad), ALL, heeds_verdict=True)
     assert found is not None
     assert (found.why, found.is_of_agent) == ("the node agent of n1 reports: GPU 3 is lost", True)
     for status in ("True", "Unknown"):
-        assert departure_of(node(conditions=({"type": kind, "status": status},)), ()) is None
+        good = node(conditions=({"type": kind, "status": status},))
+        assert departure_of(good, (), heeds_verdict=True) is None
 
 
 @pytest.mark.parametrize("key", [*ROWS, ""])
@@ -170,6 +174,8 @@ def test_everything_that_counts_is_kept_of_a_node_and_nothing_else(key: str) -> 
     assert departure_of(kept, DEFAULT) == departure_of(whole, DEFAULT)
     assert len(str(kept)) < 600
     assert kept_node(kept) == kept
+    shared = node_objects.prune(whole, conditions=read_conditions())
+    assert kept_node(shared) == kept, "the jobs and the quarantine share one mirror"
 
 
 def test_tolerations_are_read_as_kubernetes_means_them() -> None:

@@ -17,22 +17,22 @@ def test_a_problem_is_reported_when_it_begins_and_again_when_it_has_returned() -
     failed = [
         ("CheckpointFailed", "no checkpoint can be written: full; training continues, and saving is retried")
     ]
-    assert events.of(status()) == []
-    assert events.of(status("full")) == failed
-    assert events.of(status("full: 7 bytes")) == []
-    assert events.of(status()) == []
-    assert events.of(status("full")) == failed
+    assert events.observe(status()) == []
+    assert events.observe(status("full")) == failed
+    assert events.observe(status("full: 7 bytes")) == []
+    assert events.observe(status()) == []
+    assert events.observe(status("full")) == failed
 
 
 def test_each_member_whose_launcher_is_out_of_reach_is_reported() -> None:
     events = StatusEvents()
-    assert events.of(status(m0="", m1="denied")) == [
+    assert events.observe(status(m0="", m1="denied")) == [
         ("LauncherUnreachable", "member m1 cannot start ranks: denied")
     ]
-    assert events.of(status(m0="denied", m1="denied")) == [
+    assert events.observe(status(m0="denied", m1="denied")) == [
         ("LauncherUnreachable", "member m0 cannot start ranks: denied")
     ]
 
 
 def test_an_empty_status_has_no_problems() -> None:
-    assert StatusEvents().of({}) == []
+    assert StatusEvents().observe({}) == []

@@ -16,6 +16,7 @@ from tests.unit.supervisor.job_views import S, fault, holding, launcher, member,
 
 POLICY = Policy(members=2, max_restarts=0)
 DRAIN = Departure("its node is drained")
+SUSPECT = Departure("the node agent reports a fault", may_stay=True)
 ENDING = Departure("its pod is being deleted", 130 * S, has_begun=True)
 
 
@@ -52,6 +53,25 @@ def test_a_member_that_is_about_to_end_gets_no_ranks() -> None:
     assert placement.choose_members(seen(leaving, standby("m1"), placement=()), POLICY) == ("m1",)
     gone = seen(active(0), member("m1", exists=False), standby(departure=DRAIN))
     assert placement.choose_members(gone, POLICY) == ("m0",)
+
+
+def test_a_standby_on_a_suspect_node_is_the_last_choice_but_a_choice() -> None:
+    lost = seen(active(0), member("m1", exists=False), standby(departure=SUSPECT), standby("m3"))
+    assert placement.choose_members(lost, POLICY) == ("m0", "m3")
+    only = seen(active(0), member("m1", exists=False), standby(departure=SUSPECT))
+    assert placement.choose_members(only, POLICY) == ("m0", "m2")
+    suspect = (standby("m0", departure=SUSPECT), standby("m1"))
+    assert placement.choose_members(seen(*suspect, placement=()), POLICY) == ("m1", "m0")
+
+
+def test_no_member_that_could_stay_moves_to_a_suspect_node() -> None:
+    now = seen(active(0), active(1, departure=SUSPECT), standby(departure=SUSPECT))
+    assert placement.choose_members(now, POLICY) == ("m0", "m1")
+    assert placement.departing_members(now, POLICY) == ()
+    both = seen(
+        active(0, departure=SUSPECT), member("m1", exists=False), standby(departure=SUSPECT), standby("m3")
+    )
+    assert placement.choose_members(both, POLICY) == ("m0", "m3"), "the good one is for the lost member"
 
 
 def test_a_member_that_is_about_to_end_keeps_its_ranks_without_a_standby() -> None:

@@ -1,0 +1,46 @@
+"""What the node agent and the supervisor must agree on about the report on a node's health. Pure.
+
+The agent publishes its report in an annotation of its Node object (`nodeagent.publishing`). The supervisor
+decides from it whether the node may have work (`supervisor.quarantine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Annotations of the Node object, which the agent writes.
+REPORT = "holdfast.dev/node-health"
+REPORT_AT = "holdfast.dev/node-health-at"
+
+SCHEMA = 1  # of the report; the supervisor refuses a report with another schema
+# Characters. The supervisor ignores the rest of a longer name, because it stores names on nodes.
+MAX_WORD = 120
+
+DEGRADED, UNHEALTHY = "degraded", "unhealthy"  # the levels of findings that matter to the supervisor
+REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes the effect of the one before
+# All actions that a finding can require, in ascending order of cost to the supervisor. Contacting support
+# costs less than a remedy, and does not replace one. The agent's own verdict has another order: see
+# `nodeagent.model.Action`.
+ACTIONS = ("none", "restart_app", "contact_support", *REMEDIES)
+
+DRIVER = "driver"  # the author of a verdict that needs no other witness
+WITNESSES = 2
+
+
+def cost_rank(action: str) -> int:
+    """Return the rank of an action by cost; an unknown action counts as the cheapest."""
+    return ACTIONS.index(action) if action in ACTIONS else 0
+
+
+def is_corroborated(verdict_by: str, origins: Iterable[str]) -> bool:
+    """Return whether the driver gave a verdict, or evidence of several origins backs each other."""
+    return verdict_by == DRIVER or len(set(origins)) >= WITNESSES
+
+
+def severity(*, is_corroborated: bool, is_lasting: bool, action: str) -> tuple[bool, bool, int]:
+    """Return a sort key that puts the gravest of the findings of one level last.
+
+    The supervisor acts on the gravest findings first. If a report has too many findings, the agent therefore
+    leaves out those that come first in this order.
+    """
+    return is_corroborated, is_lasting, cost_rank(action)

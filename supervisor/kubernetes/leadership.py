@@ -1,0 +1,285 @@
+"""Lead while this process holds a Kubernetes Lease (`lease.LeaseLock`).
+
+A leader counts its term from when it sent the last successful renewal, so it considers the term over before
+any other process does. The clock also counts the time for which the process or the machine was suspended.
+Each renewal attempt times out when the term ends. If the API server does not respond, leadership therefore
+ends on time.
+
+If the API server does not respond, no other process can be elected either, unless only this process is cut
+off from the server. A leader that can ask the other contenders (see `rival` in `lead`) therefore continues
+after its term without confirmation. Actions that the epoch in its orders protects may continue
+(`Leadership.may_order`). All others must wait until `Leadership.left_s` is positive again (`sent_within`).
+
+A process that was suspended does neither after it wakes up, until it has renewed its term or, if the API
+server does not respond, has found no other leader: both are times on a clock, and the clock went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from supervisor.kubernetes import client
+from supervisor.kubernetes.errors import ApiError, ServerUnreachable
+from supervisor.kubernetes.lease import HeldByAnother, LeaseLock, LeaseLost
+
+log = logging.getLogger(__name__)
+
+# A leader whose term ended while the API server did not respond continues for this long if the server then
+# refuses its requests, because a server that has just started refuses all of them until it has read its
+# permissions.
+REFUSED_S = 60.0
+UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
+
+_T = TypeVar("_T")
+
+
+class Leadership:
+    """One term as leader. Every order contains `epoch`, and members refuse earlier leaders' orders."""
+
+    def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
+        self.epoch = epoch
+        self._lock = lock
+        self._expires_s = expires_s
+        self._alone_s = expires_s  # until when no other leader can be assumed, if there is no confirmation
+
+    @property
+    def holder(self) -> str:
+        """The holder's name in the lease during this term."""
+        return self._lock.holder
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the term ends unless it is renewed; 0 or less once it has ended.
+
+        A body that was suspended beyond the end of the term still runs briefly before it is cancelled. Check
+        this before every action that the epoch does not protect.
+        """
+        return self._expires_s - self._lock.clock()
+
+    @property
+    def may_order(self) -> bool:
+        """Whether this process may act in ways that the epoch protects: send orders, and write records.
+
+        It may during its term. After it, it may for a while each time it has asked and found no other leader.
+        """
+        return max(self._expires_s, self._alone_s) > self._lock.clock()
+
+    def carry_on(self, asked_s: float) -> None:
+        """Note that no other leader was found at `asked_s`, although the term could not be renewed."""
+        self._alone_s = asked_s + self._lock.terms.deadline_s
+
+    def extend(self, epoch: int, expires_s: float) -> None:
+        self.epoch, self._expires_s = epoch, max(self._expires_s, expires_s)
+
+    async def raise_above(self, known: int) -> None:
+        """Raise the epoch above `known`.
+
+        Raises `LeaseLost`, `ApiError` or `ServerUnreachable`; safe to repeat.
+        """
+        if known < self.epoch:
+            return
+        sent_s = self._lock.clock()
+        try:
+            epoch = await _within(max(0.0, self.left_s), self._lock.raise_above(known))
+        except HeldByAnother as error:
+            raise LeaseLost(f"{error} holds the lease") from None
+        self.extend(epoch, sent_s + self._lock.terms.deadline_s)
+
+
+async def lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None = None,
+    end_of: Callable[[str], Awaitable[str]] | None = None,
+) -> None:
+    """Wait for the lease, run `body` while this process holds it, and then release it.
+
+    `end_of` returns once the process that holds the lease under the given name is known to have ended, and
+    says how it is known. This process then does not wait until the lease expires.
+
+    `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
+    `rival` is given and the API server does not respond when the term ends, the term continues without
+    confirmation until the lease is renewed, another process holds it, or there is a rival.
+
+    When this function returns or raises, `body` has ended. Until then, the lease is renewed if possible.
+    `body` is cancelled once, even if this coroutine is cancelled several times, and again only if it does not
+    end within `UNWIND_S`.
+
+    Raises:
+        LeaseLost: The term has ended, so this process must no longer act as the leader.
+        Exception: Any exception that `body` raises.
+    """
+    whole = asyncio.ensure_future(_lead(lock, body, rival, end_of))
+    try:
+        await asyncio.shield(whole)
+    except asyncio.CancelledError:
+        whole.cancel()
+        while not whole.done():
+            try:
+                await asyncio.wait({whole})
+            except asyncio.CancelledError:
+                continue
+        if not whole.cancelled():
+            whole.result()
+        raise
+
+
+async def _lead(
+    lock: LeaseLock,
+    body: Callable[[Leadership], Awaitable[None]],
+    rival: Callable[[int], Awaitable[str]] | None,
+    end_of: Callable[[str], Awaitable[str]] | None,
+) -> None:
+    lock.begin()
+    try:
+        term = await _acquire(lock, end_of)
+        log.info("leading", extra={"epoch": term.epoch})
+        work: asyncio.Future[None] = asyncio.ensure_future(body(term))
+        keeper = asyncio.ensure_future(_keep(lock, term, rival))
+        try:
+            await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _unwind(work)
+            keeper.cancel()
+            await asyncio.wait({keeper})
+    finally:
+        await _try_release(lock)
+    lost = None if keeper.cancelled() else keeper.exception()
+    if work.cancelled() and lost is not None:
+        raise lost
+    work.result()
+
+
+async def _acquire(lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | None) -> Leadership:
+    terms = lock.terms
+    last = ""
+    watched, watch = "", None  # a holder of the lease, and the task that waits for its end
+    try:
+        while True:
+            sent_s = lock.clock()
+            try:
+                epoch = await _within(terms.deadline_s / 2, lock.try_hold())
+                return Leadership(lock, epoch, sent_s + terms.deadline_s)
+            except HeldByAnother as error:
+                problem = f"held by {error}"
+                if end_of is not None and watched != str(error):
+                    await _end(watch)
+                    watched, watch = str(error), asyncio.ensure_future(end_of(str(error)))
+            except (ApiError, OSError) as error:
+                problem = str(error)
+            if problem != last:
+                log.info("not leading", extra={"why": problem})
+                last = problem
+            if watch is None:
+                await asyncio.sleep(terms.retry_s)
+                continue
+            await asyncio.wait({watch}, timeout=terms.retry_s)
+            if watch.done():
+                why, watch = watch.result(), None
+                log.info("the leader has ended", extra={"leader": watched, "why": why})
+                lock.note_ended(watched)
+    finally:
+        await _end(watch)
+
+
+async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
+    """Renew the term until it is lost, then raise `LeaseLost`: without `rival`, by the end of the term."""
+    terms = lock.terms
+    delay_s = terms.retry_s
+    refused_s: float | None = None  # when the server began to refuse
+    while True:
+        await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
+        sent_s = lock.clock()
+        has_ended = term.left_s <= 0
+        if has_ended and rival is None:
+            raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
+        # Limit each attempt to half of the term, to leave time for another on a new connection.
+        limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
+        try:
+            epoch = await _within(limit_s, lock.try_hold())
+        except HeldByAnother as error:
+            raise LeaseLost(f"{error} holds the lease") from None
+        except (ApiError, OSError) as error:
+            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+            if isinstance(error, ApiError):  # the server responds, so another process can be elected
+                refused_s = sent_s if refused_s is None else refused_s
+                if term.left_s <= 0 and (rival is None or lock.clock() - refused_s >= REFUSED_S):
+                    raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
+            if rival is not None:  # before the term ends, too, so that no order has to wait for the answers
+                asked_s = lock.clock()
+                other = await rival(term.epoch)
+                if other:
+                    raise LeaseLost(f"{other} leads with a higher epoch") from None
+                term.carry_on(asked_s)
+        else:
+            refused_s = None
+            if has_ended and epoch != term.epoch:
+                raise LeaseLost("another process held the lease in the meantime")
+            term.extend(epoch, sent_s + terms.deadline_s)
+        delay_s = max(0.0, terms.retry_s - (lock.clock() - sent_s))
+
+
+async def _unwind(work: asyncio.Future[None]) -> None:
+    """Cancel the body until it ends, because `asyncio.wait_for` in the body can lose a cancellation."""
+    while not work.done():
+        work.cancel()
+        await asyncio.wait({work}, timeout=UNWIND_S)
+        if not work.done():
+            log.error("leader does not stop", extra={"limit_s": UNWIND_S})
+
+
+async def _try_release(lock: LeaseLock) -> None:
+    try:
+        await _within(lock.terms.retry_s, lock.release())
+    except (ApiError, OSError) as error:  # the next leader waits until the lease expires
+        log.warning("lease not released", extra={"error": str(error)})
+
+
+async def _end(task: asyncio.Future[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def sent_within(left_s: Callable[[], float], work: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of requests that no epoch protects, none of which is sent after the term has ended.
+
+    `left_s` returns for how long the term certainly lasts. It is called just before each request is written
+    to its connection, because this process may be suspended while it connects. When the term has ended, the
+    result is no longer awaited.
+
+    Raises `ServerUnreachable` if the term has ended. Requests that had been sent may have been carried out.
+    """
+
+    with client.checked(lambda: "" if left_s() > 0 else "the term as leader has ended"):
+        task = asyncio.ensure_future(work)
+    try:
+        while not task.done() and (limit_s := left_s()) > 0:
+            await asyncio.wait({task}, timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise ServerUnreachable("a request", "the term as leader has ended before the response")
+    return task.result()
+
+
+async def _within(limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of `work`, or raise TimeoutError after `limit_s`.
+
+    Unlike `asyncio.wait_for` before Python 3.12, it never loses a cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise TimeoutError(f"no answer within {limit_s:.1f} s")
+    return task.result()

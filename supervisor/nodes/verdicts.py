@@ -1,0 +1,167 @@
+"""Decide which verdicts of node agents move the members of jobs at once. Pure.
+
+An agent's verdict is worth a planned swap before the quarantine has confirmed the fault, because a swap
+repeats no step, while a node that fails costs more. But an agent can be wrong, and so can all agents of a
+new version together. So the same limits apply as to a taint, and they are checked when a verdict arrives:
+
+- A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
+- In a storm, nobody moves: many nodes turned bad within a window, several did in one rack, or most are bad.
+  The verdicts that came before a storm could be seen may have moved members, but not more than the breaker
+  allows.
+- A verdict that changes to and fro moves the members of its node at most once in `cooldown_s`. What this
+  process remembers of this ends with it, so its successor may move them once more.
+- In a dry run, nobody moves, and the verdict is announced.
+- After an operator's release, nobody moves until there is another fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from supervisor.quarantine.breaker import Breaker
+from supervisor.quarantine.model import NodePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class NodesInService:
+    """The breaker of the quarantine, the nodes that it counts as out, and those that an operator trusts."""
+
+    breaker: Breaker
+    out: frozenset[str]
+    waived: frozenset[str] = frozenset()  # released by an operator, and without another fault since
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictSwaps:
+    """What is done about the verdicts now.
+
+    Members move from the nodes `moving`, and stay on the nodes of the other two for the reason there. `would`
+    are those from which they would move if this were no dry run.
+    """
+
+    moving: frozenset[str] = frozenset()
+    held: Mapping[str, str] = field(default_factory=dict)
+    would: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Node:
+    """An agent's verdict. Times are on the clock of the caller."""
+
+    rack: str
+    said: str = ""  # what is wrong; "" while nothing is
+    turned_s: float = -math.inf  # when it last turned bad
+    moved_s: float = -math.inf  # when its members were last allowed to move
+    moves: bool = False  # they have been allowed to since the verdict turned bad
+
+
+class AgentVerdicts:
+    """The verdicts of all agents. `now_s` is a time on a clock that is never set back."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._troubled: dict[str, _Node] = {}  # those that are bad, or were lately
+        self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
+
+    def note(
+        self, name: str, said: str | None, now_s: float, rack: str = "", *, is_out: bool = False
+    ) -> bool:
+        """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
+
+        `is_out`: the node gets no new work. Then its trouble is no sign of a storm, because it is known or
+        expected. Return True if `swaps` may have changed.
+        """
+        if said is None:
+            self._troubled.pop(name, None)
+            return self._nodes.pop(name, None) is not None
+        node = self._nodes.get(name)
+        if node is None:
+            node = self._nodes[name] = _Node(rack)
+        node.rack = rack
+        if bool(said) == bool(node.said):
+            node.said = said
+            return False
+        node.said, node.moves = said, False
+        if said:
+            node.turned_s = -math.inf if is_out else now_s
+            self._troubled[name] = node
+        return True
+
+    def swaps(
+        self, service: NodesInService, policy: NodePolicy, now_s: float, *, is_dry: bool
+    ) -> VerdictSwaps:
+        """Return what to do about the verdicts, and remember which members may move."""
+        self._forget(policy, now_s)
+        storms = self._storms(policy, now_s)
+        bad = sorted(
+            ((name, node) for name, node in self._troubled.items() if node.said),
+            key=lambda each: (not each[1].moves, each[1].turned_s, each[0]),
+        )
+        moving: dict[str, str] = {}
+        held: dict[str, str] = {}
+        room = service.breaker.balance
+        for name, node in bad:
+            if name in service.waived:
+                continue
+            is_out = name in service.out
+            why = storms.get("") or storms.get(node.rack, "")
+            if not why and not node.moves and now_s < node.moved_s + policy.cooldown_s:
+                why = (
+                    "its verdict has changed again, and its members have moved already within"
+                    f" {policy.cooldown_s:.0f} s"
+                )
+            if not why and not is_out and room <= 0:
+                why = f"no other node may be taken out: {self._full(service, moving)}"
+            if why:
+                held[name] = f"{node.said}; its members stay: {why}"
+                continue
+            room -= not is_out
+            moving[name] = node.said
+            if not node.moves:
+                node.moves, node.moved_s = True, now_s
+        if is_dry:
+            return VerdictSwaps(held=held, would=moving)
+        return VerdictSwaps(frozenset(moving), held)
+
+    def _full(self, service: NodesInService, moving: Mapping[str, str]) -> str:
+        more = len(moving.keys() - service.out)
+        left = f", and the members of {more} more are moving" if more else ""
+        return f"{service.breaker.why}{left}"
+
+    def _forget(self, policy: NodePolicy, now_s: float) -> None:
+        oldest_s = now_s - policy.memory_s
+        self._troubled = {
+            name: node for name, node in self._troubled.items() if node.said or node.turned_s > oldest_s
+        }
+        self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
+
+    def _storms(self, policy: NodePolicy, now_s: float) -> dict[str, str]:
+        """Return why nobody moves, by rack; for "", nobody in the pool moves."""
+        recent = [each for each in self._troubled.values() if each.turned_s > now_s - policy.storm_window_s]
+        found = {"": self._storm_of_pool(recent, policy)}
+        racks: dict[str, int] = {}
+        for each in recent:
+            racks[each.rack] = racks.get(each.rack, 0) + 1
+        for rack, count in racks.items():
+            if rack and count >= policy.rack_nodes:
+                found[rack] = f"a storm: the agents of {count} nodes of rack {rack} reported faults together"
+        for rack, why in found.items():
+            if why:
+                self._calm_s[rack] = now_s + policy.cooldown_s
+        for rack in self._calm_s:
+            found[rack] = found.get(rack) or "a storm has not been over for long enough"
+        return found
+
+    def _storm_of_pool(self, recent: list[_Node], policy: NodePolicy) -> str:
+        total = len(self._nodes)
+        bad = sum(1 for each in self._troubled.values() if each.said)
+        if bad >= 2 and 2 * bad > total:
+            return f"a storm: the agents of {bad} of {total} nodes report faults"
+        if len(recent) >= max(policy.storm_nodes, int(policy.storm_share * total)):
+            return (
+                f"a storm: the agents of {len(recent)} of {total} nodes have reported faults within"
+                f" {policy.storm_window_s:.0f} s"
+            )
+        return ""

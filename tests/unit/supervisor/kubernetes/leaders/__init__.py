@@ -1,0 +1,1 @@
+"""Leaders that are frozen, cut off or killed, and their successors."""

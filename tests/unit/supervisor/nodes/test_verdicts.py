@@ -1,0 +1,213 @@
+"""Which verdicts move members: the breaker, storms, flapping and dry runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.nodes.verdicts import AgentVerdicts, NodesInService, VerdictSwaps
+from supervisor.quarantine import breaker
+from supervisor.quarantine.model import NodePolicy, NodeView, Quarantine, Report
+
+POLICY = NodePolicy()
+BAD = "GPU 3 is lost"
+
+
+class PlayedVerdicts:
+    """A pool whose nodes are healthy, with the verdicts of their agents and the nodes that are out."""
+
+    def __init__(self, count: int, policy: NodePolicy = POLICY) -> None:
+        self.names = [f"n{number:02d}" for number in range(count)]
+        self.policy, self.now_s = policy, 1000.0
+        self.out: set[str] = set()
+        self.waived: set[str] = set()
+        self.verdicts = AgentVerdicts()
+        for each in self.names:
+            self.say(each, "")
+
+    def say(self, name: str, said: str = BAD, rack: str = "") -> bool:
+        return self.verdicts.note(name, said, self.now_s, rack, is_out=name in self.out)
+
+    def service(self) -> NodesInService:
+        held = Quarantine(("k",), "reboot_node", ("s",), "b", 0.0)
+        views = [
+            NodeView(each, Report(), 0.0, quarantine=held if each in self.out else None)
+            for each in self.names
+        ]
+        return NodesInService(
+            breaker.assess(len(views), views, self.policy), frozenset(self.out), frozenset(self.waived)
+        )
+
+    def swaps(self, *, is_dry: bool = False) -> VerdictSwaps:
+        return self.verdicts.swaps(self.service(), self.policy, self.now_s, is_dry=is_dry)
+
+
+def test_a_verdict_moves_the_members_of_its_node_until_it_ends() -> None:
+    pool = PlayedVerdicts(3)
+    assert pool.swaps() == VerdictSwaps()
+    assert pool.say("n00")
+    for _ in range(3):
+        assert pool.swaps() == VerdictSwaps(frozenset({"n00"}))
+        assert not pool.say("n00", "another sentence")
+        pool.now_s += 1e5
+    assert pool.say("n00", "")
+    assert pool.swaps() == VerdictSwaps()
+
+
+def test_in_a_dry_run_nobody_moves_and_what_would_happen_is_said() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    assert pool.swaps(is_dry=True) == VerdictSwaps(would={"n00": BAD})
+    assert pool.swaps() == VerdictSwaps(frozenset({"n00"})), "the dry run has ended"
+
+
+def test_a_verdict_that_flaps_moves_members_once_per_hold_time() -> None:
+    pool = PlayedVerdicts(3)
+    moved = 0
+    for _ in range(100):
+        pool.say("n00")
+        found = pool.swaps()
+        moved += "n00" in found.moving
+        assert "n00" in found.moving or "its members have moved already" in found.held["n00"]
+        pool.now_s += 10.0
+        pool.say("n00", "")
+        pool.swaps()
+        pool.now_s += POLICY.cooldown_s / 20 - 10.0
+    assert moved == 5
+
+
+def test_a_verdict_that_flapped_and_then_stays_moves_members_when_the_hold_time_is_over() -> None:
+    pool = PlayedVerdicts(3)
+    for said in (BAD, "", BAD):
+        pool.say("n00", said)
+        found = pool.swaps()
+    assert found.moving == frozenset()
+    pool.now_s += POLICY.cooldown_s
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_the_breaker_holds_the_second_node_of_a_small_pool() -> None:
+    pool = PlayedVerdicts(5)
+    pool.say("n00")
+    assert pool.swaps().moving == {"n00"}
+    pool.now_s += POLICY.storm_window_s
+    pool.say("n01")
+    found = pool.swaps()
+    assert found.moving == {"n00"}
+    assert "no other node may be taken out: 0 of 5 nodes are out; at most 1 may be" in found.held["n01"]
+    assert "the members of 1 more are moving" in found.held["n01"]
+
+
+def test_a_node_that_is_tainted_after_its_members_moved_counts_once() -> None:
+    pool = PlayedVerdicts(20)
+    for name in ("n00", "n01"):
+        pool.say(name)
+        assert name in pool.swaps().moving
+        pool.out.add(name)
+    assert pool.swaps().moving == {"n00", "n01"}, "the nodes are out: nothing more is taken away"
+    pool.say("n02")
+    assert "2 of 20 nodes are out; at most 2 may be" in pool.swaps().held["n02"]
+
+
+def test_most_nodes_bad_at_once_move_nobody() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    pool.say("n01")
+    found = pool.swaps()
+    assert found.moving == frozenset()
+    assert {*found.held} == {"n00", "n01"}
+    assert "a storm: the agents of 2 of 3 nodes report faults" in found.held["n00"]
+
+
+def test_a_storm_stops_a_move_that_was_allowed_before_it_could_be_seen() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    assert pool.swaps().moving == {"n00"}
+    pool.say("n01")
+    assert pool.swaps().moving == frozenset()
+    pool.say("n01", "")
+    assert "a storm has not been over for long enough" in pool.swaps().held["n00"]
+    pool.now_s += POLICY.cooldown_s
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_many_nodes_within_a_window_are_a_storm_even_if_they_recover() -> None:
+    pool = PlayedVerdicts(100)
+    for name in pool.names[: POLICY.storm_nodes]:
+        pool.say(name)
+        pool.say(name, "")
+        pool.now_s += 60.0
+    pool.swaps()
+    pool.say("n50")
+    assert "a storm: the agents of 6 of 100 nodes" in pool.swaps().held["n50"]
+
+
+def test_a_storm_of_one_rack_holds_its_nodes_only() -> None:
+    pool = PlayedVerdicts(100)
+    for name in pool.names[: POLICY.rack_nodes]:
+        pool.say(name, BAD, "r1")
+    pool.say("n90", BAD, "r2")
+    found = pool.swaps()
+    assert found.moving == {"n90"}
+    assert all("3 nodes of rack r1" in each for each in found.held.values())
+
+
+def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
+    pool = PlayedVerdicts(100)
+    pool.out = {*pool.names[:8]}
+    for name in pool.out:
+        pool.say(name)
+    pool.say("n50")
+    assert "n50" in pool.swaps().moving
+
+
+def test_nobody_moves_from_a_node_that_an_operator_has_released_until_there_is_another_fault() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    assert pool.swaps().moving == {"n00"}
+    pool.waived = {"n00"}
+    assert pool.swaps() == VerdictSwaps(), "the operator knows"
+    pool.waived = set()
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_a_node_without_an_agent_is_forgotten() -> None:
+    pool = PlayedVerdicts(3)
+    pool.say("n00")
+    pool.swaps()
+    assert pool.verdicts.note("n00", None, pool.now_s)
+    assert pool.swaps() == VerdictSwaps()
+    assert not pool.verdicts.note("n00", None, pool.now_s)
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 39), st.booleans(), st.floats(0.0, 2000.0)), max_size=60),
+)
+def test_never_more_nodes_move_than_the_breaker_has_room_for(
+    count: int, turns: list[tuple[int, bool, float]]
+) -> None:
+    pool = PlayedVerdicts(count)
+    turned = dict.fromkeys(pool.names, 0)  # how often each verdict has changed
+    moved: dict[str, tuple[int, float]] = {}  # in which turn of its verdict, and when
+    for number, is_bad, pause_s in turns:
+        name = pool.names[number % count]
+        turned[name] += pool.say(name, BAD if is_bad else "")
+        moving = pool.swaps().moving
+        assert len(moving) <= pool.service().breaker.room
+        for each in moving:
+            turn, at_s = moved.get(each, (turned[each], pool.now_s))
+            assert turn == turned[each] or pool.now_s >= at_s + POLICY.cooldown_s
+            if turn != turned[each] or each not in moved:
+                moved[each] = turned[each], pool.now_s
+        pool.now_s += pause_s
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_last_serving_node_is_never_given_up(count: int) -> None:
+    pool = PlayedVerdicts(count)
+    for name in pool.names:
+        pool.say(name)
+        found = pool.swaps()
+    assert found.moving == frozenset()
