@@ -120,15 +120,16 @@ class StandbyKeeper:
 
     async def _give_way(self, uid: str, to: PodNeeds, resource: str) -> bool:
         """Delete an idle standby, so that the pod `to` finds room. Return True if it is deleted."""
-        needs, left_s, now_s = self._needs(), self._term_left_s(), time.monotonic()
-        if needs is None or left_s <= 0 or uid not in {each.uid for each in self.idle()}:
+        needs, now_s = self._needs(), time.monotonic()
+        is_idle = uid in {each.uid for each in self.idle()}
+        if needs is None or not is_idle or self._term_left_s() <= 0:
             return False  # it has ranks now, or the group recovers
         pod = next(each for each in needs.pods if each.uid == uid)
         self._touched[uid] = now_s + SEEN_S
         self._resume_s = max(self._resume_s, now_s + YIELDED_S)
         try:
             request = self._server.delete(PODS, pod.name, self._namespace, uid=uid)
-            await asyncio.wait_for(request, min(left_s, SEEN_S))
+            await sent_within(self._term_left_s, request)
         except (NotFound, Conflict):
             return False
         self._problem = f"pod {pod.name} has yielded to pod {to.place}, which lacks {resource}"

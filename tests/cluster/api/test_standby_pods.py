@@ -40,7 +40,8 @@ async def created(api: ApiServer, namespace: str, **spec: Any) -> KubernetesObje
     """Create a pod that no scheduler considers."""
     with suppress(AlreadyThere):  # the controller creates it soon after the namespace
         await api.create(ACCOUNTS, {"metadata": {"name": "default"}}, namespace)
-    container = {"name": "c", "image": "none", "resources": {"requests": {"cpu": "200m"}}}
+    resources = {"requests": {"cpu": "200m"}, "limits": {"cpu": "200m"}}
+    container = {"name": "c", "image": "none", "resources": resources}
     body = {
         "metadata": {"name": "gpt-0", "labels": {"app": "gpt"}},
         "spec": {"schedulerName": "nobody", "containers": [container], **spec},
@@ -67,7 +68,7 @@ async def test_a_standby_is_accepted_with_its_models_priority(
 
 async def test_the_reason_of_a_limit_range_is_told(api: ApiServer, namespace: str) -> None:
     model = await created(api, namespace)
-    limit = {"type": "Container", "max": {"cpu": "100m"}, "default": {"cpu": "100m"}}
+    limit = {"type": "Container", "max": {"cpu": "100m"}}
     await api.create(LIMIT_RANGES, {"metadata": {"name": "small"}, "spec": {"limits": [limit]}}, namespace)
     with pytest.raises(Forbidden, match="maximum cpu usage"):
         await api.create(PODS, standby(model, "n1"), namespace)
