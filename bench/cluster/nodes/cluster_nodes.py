@@ -171,7 +171,8 @@ def report(found: NodeFindings) -> bool:
     return text.all_met(verdicts) and not found.failures
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = make_parser("cluster-nodes", __doc__ or "")
 
     def counted(name: str, default: int, about: str) -> None:
@@ -186,10 +187,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     counted("--leaders", 2, "number of kills of the leading supervisor's process")
     counted("--verdicts", 1, "number of Xids on a member's node; the agents then see fake GPUs")
     parser.add_argument(
-        "--no-rest",
-        dest="rest",
-        action="store_false",
-        help="do not measure the cost at rest, which takes 60 s",
+        "--rest",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="time for which the cost at rest is measured; 0 for not at all",
     )
     parser.add_argument("--pace", type=float, default=0.05, metavar="S", help="pause after each step")
     parser.add_argument(
@@ -199,15 +201,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _needed(options: argparse.Namespace) -> list[str]:
+def needed_commands(options: argparse.Namespace) -> list[str]:
     """Return what the commands of the environment must be able to do."""
     kills = options.kills or options.leader_nodes or options.bare
     return [*(("kill", "start") if kills else ()), *(("cut", "heal") if options.cuts else ())]
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parse(argv)
-    commands = node_commands.from_environment(os.environ, _needed(options))
+    options = parsed(argv)
+    commands = node_commands.from_environment(os.environ, needed_commands(options))
     installation.check()
     nodes = installation.ready_nodes(NODES)
     cluster = ClusterUnderTest()

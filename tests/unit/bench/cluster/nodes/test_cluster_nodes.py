@@ -9,6 +9,7 @@ import pytest
 
 from bench import __main__ as program
 from bench.cluster.installation import takes_pods
+from bench.cluster.nodes.cluster_nodes import needed_commands, parsed
 from bench.cluster.nodes.node_commands import VARIABLES
 from tests.unit.bench.cluster.conftest import SYSTEM
 from tests.unit.supervisor.cli.on_cluster.stand_in import ApiStandIn
@@ -70,3 +71,14 @@ def test_three_nodes_must_be_ready_and_schedulable(
     said = refused(capsys, kubectl, commands)
     assert said == "1 node of the cluster is ready and schedulable; expected at least 3"
     assert not takes_pods({})
+
+
+def test_each_kind_of_fault_has_a_count_and_the_cost_a_duration() -> None:
+    kinds = ("kills", "leader_nodes", "bare", "cuts", "drains", "preemptions", "leaders", "verdicts")
+    defaults = vars(parsed([]))
+    assert {name: type(defaults[name]) for name in kinds} == dict.fromkeys(kinds, int)
+    assert defaults["rest"] == 60.0
+    given = parsed([f"--{name.replace('_', '-')}=0" for name in (*kinds, "rest")])
+    assert {name: getattr(given, name) for name in (*kinds, "rest")} == dict.fromkeys((*kinds, "rest"), 0)
+    assert needed_commands(given) == []
+    assert needed_commands(parsed([])) == ["kill", "start", "cut", "heal"]
