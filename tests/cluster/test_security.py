@@ -36,27 +36,37 @@ HOST = f"{SUPERVISOR}.{SYSTEM}.svc"
 STATEFUL_SETS = ResourceKind("apps", "v1", "statefulsets")
 EVENTS = ("get", "events", "-o", "json", "-n")
 
-# Asks for a member's connection as a sidecar does, and prints the status of the answer.
+# Asks for a member's connection as a sidecar does, and prints the status of the leader's answer.
 _CONNECT = """
-import http.client, json, ssl, sys
+import http.client, json, socket, ssl, sys
 given = json.load(sys.stdin)
 tls = ssl.create_default_context(cadata=given["ca"])
 asked = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
          "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
 if given["token"] is not None:
     asked["Authorization"] = "Bearer " + given["token"]
-connection = http.client.HTTPSConnection(given["host"], 8443, context=tls, timeout=20)
-try:
+
+def answer(address):
+    connection = http.client.HTTPSConnection(given["host"], 8443, context=tls)
+    plain = socket.create_connection((address, 8443), timeout=20)
+    connection.sock = tls.wrap_socket(plain, server_hostname=given["host"])
     connection.request("GET", "/v1/member", headers=asked)
     answer = connection.getresponse()
-    print(answer.status, "" if answer.status == 101 else answer.read().decode())
-except ssl.SSLCertVerificationError as error:
-    print(0, error.verify_message)
+    return answer.status, "" if answer.status == 101 else answer.read().decode()
+
+for address in sorted({each[4][0] for each in socket.getaddrinfo(given["host"], 8443)}):
+    try:
+        status, said = answer(address)
+    except ssl.SSLCertVerificationError as error:
+        status, said = 0, error.verify_message
+    if "does not lead" not in said:
+        break
+print(status, said)
 """
 
 # Connects as one member and, for three seconds, reports in the name of another one that its launcher is lost.
 _PRETEND = """
-import asyncio, json, ssl, sys, time
+import asyncio, json, socket, ssl, sys, time
 import aiohttp
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import PROTOCOL, MemberReport
@@ -65,18 +75,24 @@ given = json.load(sys.stdin)
 async def main():
     headers = {"Authorization": "Bearer " + given["token"]}
     tls = ssl.create_default_context(cadata=given["ca"])
-    url = f"https://{given['host']}:8443/v1/member"
+    limit = aiohttp.ClientWSTimeout(ws_close=1.0)
     async with aiohttp.ClientSession(headers=headers) as session:
-        socket = await session.ws_connect(url, ssl=tls, timeout=aiohttp.ClientWSTimeout(ws_close=1.0))
+        for address in {each[4][0] for each in socket.getaddrinfo(given["host"], 8443)}:
+            url = f"https://{address}:8443/v1/member"
+            try:
+                line = await session.ws_connect(url, ssl=tls, server_hostname=given["host"], timeout=limit)
+                break
+            except aiohttp.WSServerHandshakeError:  # this one does not lead
+                continue
         for sequence in range(1, 16):
             report = MemberReport(
                 protocol=PROTOCOL, member=given["member"], node="nowhere", sidecar_pid=1, sequence=sequence,
                 now_ns=time.monotonic_ns(), nproc=1, launcher=None, peer_url="http://192.0.2.1:1",
             )
-            await socket.send_str(codec.encode(report).decode())
+            await line.send_str(codec.encode(report).decode())
             await asyncio.sleep(0.2)
-        print("closed" if socket.closed else "connected")
-        await socket.close()
+        print("closed" if line.closed else "connected")
+        await line.close()
 
 asyncio.run(main())
 """
