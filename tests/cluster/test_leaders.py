@@ -220,18 +220,24 @@ def test_a_leader_that_is_cut_off_from_the_api_server_recovers_ranks_until_anoth
     node, container = pod["spec"]["nodeName"], container_id(pod, "supervisor")
     lease = cluster.read(LEASE)["spec"]["holderIdentity"]
     supervisors.processes.cut(node, container, address)
-    job.signal_rank(1, signal.SIGKILL, POD)
-    job.reaches(max(job.steps(OTHER)) + 20, RECOVERED_S)
-    was_in_place = cluster.read(LEASE)["spec"].get("holderIdentity") == lease
-    print(f"the leader that was cut off {'recovered the rank' if was_in_place else 'was replaced first'}")  # noqa: T201
-    cluster.until(
-        lambda: True if leader(cluster) not in ("", pod["metadata"]["name"]) else None,
-        "the other supervisor leads",
-        SYSTEM,
-        READY_S,
-    )
+    try:
+        job.signal_rank(1, signal.SIGKILL, POD)
+        job.reaches(max(job.steps(OTHER)) + 20, RECOVERED_S)
+        was_in_place = cluster.read(LEASE)["spec"].get("holderIdentity") == lease
+        print(f"the leader that was cut off {'recovered the rank' if was_in_place else 'was replaced first'}")  # noqa: T201
+        cluster.until(
+            lambda: True if leader(cluster) not in ("", pod["metadata"]["name"]) else None,
+            "the other supervisor leads",
+            SYSTEM,
+            READY_S,
+        )
+    finally:  # its containers keep the network that is cut
+        words = ("delete", "pod", pod["metadata"]["name"], "-n", SYSTEM)
+        cluster.kubectl(*words, "--grace-period=0", "--force", "--wait=false")
     job.supervised_by(before.epoch)
-    assert job.observe().generation == before.generation + 1, "one recovery, by either leader"
+    # The next leader knows nothing of a recovery that was not recorded, so it restarts the group once more.
+    assert job.observe().generation <= before.generation + (2 if was_in_place else 1)
+    assert job.observe().incidents == before.incidents + 1
     then = job.observe()
     job.signal_rank(1, signal.SIGKILL, POD)
     job.recovered(then)
