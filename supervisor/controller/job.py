@@ -123,6 +123,8 @@ class Job:
         """
         if self._last is not None:
             self._record(self._last.view, self._last.action, self._last.after)
+        else:
+            self._end_unrecorded()
         while True:
             if not self._has_ended:
                 await self.reconcile()
@@ -250,6 +252,19 @@ class Job:
         if known is not None:
             marks = _marks(view) if isinstance(action, Settle) else None
             self.publisher.incident(incident_record.record(known, marks))
+
+    def _end_unrecorded(self) -> None:
+        """Close the records of incidents that are over for the job, but open in what a predecessor stored.
+
+        It ended between the two. A Supervision holds no decision that could be recorded once more.
+        """
+        current = incident_record.incident_id(self.memory.incident.number) if self.memory.incident else ""
+        found = self.publisher.run.incidents()
+        is_over = [each.get("open") is True and each["id"] != current for each in found]
+        if any(is_over):
+            # with all later ones, because the last to be published is shown as the last incident
+            for each, ends in list(zip(found, is_over, strict=True))[is_over.index(True) :]:
+                self.publisher.incident(incident_record.unrecorded_end(each) if ends else each)
 
     async def _give_orders(self, view: View) -> None:
         """Give each member its order. With many members, other work on the event loop runs in between."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
@@ -63,6 +64,15 @@ def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
     note = f"{incident_id(by.number)} began before the first new step"
     evidence = [*found["evidence"], note]
     return {**found, "open": False, "overtaken_by": incident_id(by.number), "evidence": evidence}
+
+
+def unrecorded_end(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of an incident that is over, although the supervisor that ended it did not record so.
+
+    How long the recovery took is then unknown.
+    """
+    note = "another supervisor took over before the end of this incident was recorded"
+    return {**found, "open": False, "evidence": [*(found.get("evidence") or ()), note]}
 
 
 def _since(incident: OpenIncident, at_ns: int) -> float:

@@ -1119,6 +1119,24 @@ async def test_a_fault_of_hardware_is_reported_once_whoever_leads(tmp_path: Path
         assert there.noted == [(node, reported), (node, reported)], "the same again, which counts once"
 
 
+async def test_an_incident_whose_end_a_leader_did_not_record_is_over_for_the_next_one(tmp_path: Path) -> None:
+    async with place(tmp_path, replace(POLICY, max_restarts=9)) as there:
+        first, second = await there.form()
+        for each in (first, second):
+            each.holds_state = True
+        await crash_in(2, first, second, fail="exception", message="ValueError: no")
+        await there.until(phase="running", generation=2, incidents=1)
+        await there.served.until(lambda: not there.status["recent"][-1]["open"])
+        await there.job.close()
+        [incident] = there.status["recent"]
+        there.status["recent"] = [{**incident, "open": True, "recovered_s": None}]
+        there.begin(epoch=2)
+        await there.served.until(lambda: not there.status["recent"][-1]["open"])
+        [ended] = there.status["recent"]
+        assert ended["evidence"][-1].startswith("another supervisor took over before the end")
+        assert (ended["id"], ended["recovered_s"], ended["lost_steps"]) == ("i-0001", None, 0)
+
+
 async def test_a_crash_of_the_script_is_no_evidence_against_a_node(tmp_path: Path) -> None:
     async with place(tmp_path, replace(POLICY, max_restarts=9)) as there:
         first, second = await there.form()
