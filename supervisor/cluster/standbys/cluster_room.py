@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from supervisor.cluster.standbys import waiting_pods
 from supervisor.cluster.standbys.node_fit import NodeRoom, PodNeeds, fits, read_node_room, read_pod_needs
 from supervisor.cluster.standbys.waiting_pods import HOLD_S, PATIENCE_S, WaitingPod
-from supervisor.cluster.standbys.yielding import Yielding, choose
+from supervisor.cluster.standbys.yielding import NodeStandbys, choose, read_standbys
 from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound
 from supervisor.kubernetes.watch import Mirror, ObjectName
@@ -134,21 +134,42 @@ class ClusterRoom:
         for node in random.sample(unread, min(READS, len(unread))):
             await self._read(node, now_s)
         self._rooms = {name: each for name, each in self._rooms.items() if name in nodes}
+        # The same for all pods of this look, apart from what is noted for one of them meanwhile.
+        found = {name: read_standbys(self._expected(room), idle) for name, (_, room) in self._rooms.items()}
         for pod in due:
+            await asyncio.sleep(0)  # the jobs come first: they share this event loop
             self._again_s[pod.needs.uid] = now_s + (AGAIN_S if len(unread) <= READS else LOOK_S)
-            if await self._yield_to(pod.needs, idle, now_s):
+            if await self._yield_to(pod.needs, found, idle, now_s):
                 self._again_s[pod.needs.uid] = now_s + IN_VAIN_S
                 return  # the room that is free then may be enough for other pods as well
 
-    async def _yield_to(self, pod: PodNeeds, idle: Mapping[str, IdleStandby], now_s: float) -> bool:
-        """Delete standbys for a pod. Return True if one is deleted."""
-        idle = {uid: each for uid, each in idle.items() if pod.uid not in each.own}
-        rooms = [self._expected(each) for _, each in self._rooms.values()]
-        for room in rooms:
-            if fits(pod, room):  # the scheduler has not tried again yet
-                self._coming.append((now_s + RESERVED_S, room.name, pod))
-                return False
-        found = await self._confirmed(pod, choose(pod, rooms, idle.keys()), idle, now_s)
+    async def _yield_to(
+        self,
+        pod: PodNeeds,
+        nodes: dict[str, NodeStandbys],
+        idle: Mapping[str, IdleStandby],
+        now_s: float,
+    ) -> bool:
+        """Delete standbys for a pod. Return True if one is deleted.
+
+        `nodes` are the nodes as they are expected to be. Those of which this learns more are replaced.
+        """
+        fitting = next((each.room.name for each in nodes.values() if fits(pod, each.room)), "")
+        if fitting:  # the scheduler has not tried again yet
+            self._coming.append((now_s + RESERVED_S, fitting, pod))
+            nodes[fitting] = read_standbys(nodes[fitting].room.beside([pod]), idle)
+            return False
+        able = {uid: each for uid, each in idle.items() if pod.uid not in each.own}
+        hint = choose(pod, nodes.values(), able.keys())
+        if hint is None:
+            return False
+        node = hint.standbys[0].node
+        room = await self._read(node, now_s)  # as it is now
+        if room is None:
+            del nodes[node]
+            return False
+        nodes[node] = read_standbys(self._expected(room), idle)
+        found = choose(pod, [nodes[node]], able.keys())
         if found is None:
             return False
         gone = [each for each in found.standbys if await idle[each.uid].give_way(pod, found.resource)]
@@ -159,17 +180,8 @@ class ClusterRoom:
 
     def _expected(self, room: NodeRoom) -> NodeRoom:
         """Return a node as it will be once the standbys that yield are gone, and the pods are there."""
-        coming = (pod for _, node, pod in self._coming if node == room.name)
+        coming = [pod for _, node, pod in self._coming if node == room.name]
         return room.without(self._going_s.keys()).beside(coming)
-
-    async def _confirmed(
-        self, pod: PodNeeds, hint: Yielding | None, idle: Mapping[str, IdleStandby], now_s: float
-    ) -> Yielding | None:
-        """Return what to do on the node of `hint`, as it is now."""
-        if hint is None:
-            return None
-        room = await self._read(hint.standbys[0].node, now_s)
-        return choose(pod, [self._expected(room)], idle.keys()) if room is not None else None
 
     def _waiting(self, now_s: float) -> list[WaitingPod]:
         found = waiting_pods.found_in(self._mirror.objects.values())

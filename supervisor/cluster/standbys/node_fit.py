@@ -60,16 +60,25 @@ class NodeRoom:
 
     def without(self, uids: Collection[str]) -> NodeRoom:
         """Return the node as it would be without these pods."""
-        return self._with(each for each in self.pods if each.uid not in uids)
+        gone = [each for each in self.pods if each.uid in uids] if uids else ()
+        if not gone:
+            return self
+        left = Counter(self.used)
+        left.subtract(_used(gone))
+        return self._with(tuple(each for each in self.pods if each.uid not in uids), left)
 
     def beside(self, others: Iterable[PodNeeds]) -> NodeRoom:
         """Return the node as it would be with more pods; those that it has already count once."""
-        known = {each.uid for each in self.pods}
-        return self._with((*self.pods, *(each for each in others if each.uid not in known)))
+        more = tuple(others)
+        if more:
+            known = {each.uid for each in self.pods}
+            more = tuple(each for each in more if each.uid not in known)
+        if not more:
+            return self
+        return self._with((*self.pods, *more), Counter(self.used) + Counter(_used(more)))
 
-    def _with(self, pods: Iterable[PodNeeds]) -> NodeRoom:
-        there = tuple(pods)
-        return NodeRoom(self.name, self.labels, self.taints, self.allocatable, there, _used(there))
+    def _with(self, pods: tuple[PodNeeds, ...], used: Requests) -> NodeRoom:
+        return NodeRoom(self.name, self.labels, self.taints, self.allocatable, pods, used)
 
 
 def read_pod_needs(pod: KubernetesObject) -> PodNeeds:
@@ -110,7 +119,7 @@ def read_node_room(node: KubernetesObject, pods: Iterable[PodNeeds]) -> NodeRoom
 
 
 def fits(pod: PodNeeds, room: NodeRoom) -> bool:
-    return not is_kept_away(pod, room) and not lacking(pod, room)
+    return not lacking(pod, room) and not is_kept_away(pod, room)
 
 
 def lacking(pod: PodNeeds, room: NodeRoom) -> tuple[str, ...]:
@@ -127,7 +136,7 @@ def is_kept_away(pod: PodNeeds, room: NodeRoom) -> bool:
     return (
         not _is_selected(pod, room)
         or any(not _tolerates(pod, each) for each in room.taints if each.get("effect") in _KEEPS_AWAY)
-        or any(pod.ports & each.ports for each in room.pods)
+        or (bool(pod.ports) and any(pod.ports & each.ports for each in room.pods))
         or any(_are_apart(pod, each) or _are_apart(each, pod) for each in room.pods)
     )
 

@@ -18,18 +18,43 @@ class Yielding:
     resource: str
 
 
-def choose(pod: PodNeeds, rooms: Iterable[NodeRoom], idle: Collection[str]) -> Yielding | None:
+@dataclass(frozen=True, slots=True)
+class NodeStandbys:
+    """A node with its idle standbys: what is the same for all pods that wait, and found only once."""
+
+    room: NodeRoom
+    standbys: tuple[PodNeeds, ...]
+    emptied: NodeRoom  # the node without all of them
+
+
+def read_standbys(room: NodeRoom, idle: Collection[str]) -> NodeStandbys:
+    """Return a node with those of its pods that are idle standbys; `idle` are their uids."""
+    found = tuple(each for each in room.pods if each.uid in idle)
+    return NodeStandbys(room, found, room.without({each.uid for each in found}))
+
+
+def choose(pod: PodNeeds, nodes: Iterable[NodeStandbys], idle: Collection[str]) -> Yielding | None:
     """Return the fewest standbys on one node without which the pod fits there; None if that is impossible.
 
     `idle` are the uids of the standbys that may go. If the pod fits without it, none goes.
     """
-    found = [each for room in rooms if (each := _on_node(pod, room, idle)) is not None]
-    return min(found, key=lambda each: len(each.standbys), default=None)
+    best: Yielding | None = None
+    for node in nodes:
+        found = _on_node(pod, node, idle)
+        if found is not None and (best is None or len(found.standbys) < len(best.standbys)):
+            best = found
+            if len(best.standbys) == 1:
+                break
+    return best
 
 
-def _on_node(pod: PodNeeds, room: NodeRoom, idle: Collection[str]) -> Yielding | None:
+def _on_node(pod: PodNeeds, node: NodeStandbys, idle: Collection[str]) -> Yielding | None:
+    room = node.room
+    # Most nodes end here: what they lack does not depend on which standbys may go for this pod.
+    if not node.standbys or lacking(pod, node.emptied):
+        return None
     able = [
-        each for each in room.pods if each.uid in idle and pod.priority >= min(PLACEHOLDER, each.priority)
+        each for each in node.standbys if each.uid in idle and pod.priority >= min(PLACEHOLDER, each.priority)
     ]
     lacks = lacking(pod, room)
     if not able or not lacks or is_kept_away(pod, room.without({each.uid for each in able})):

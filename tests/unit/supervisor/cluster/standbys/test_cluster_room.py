@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from supervisor.cluster.standbys import cluster_room
-from supervisor.cluster.standbys.cluster_room import AGAIN_S, IN_VAIN_S, SURVEY_S, IdleStandby, NoRoom
+from supervisor.cluster.standbys.cluster_room import (
+    AGAIN_S,
+    IN_VAIN_S,
+    LOOK_S,
+    MAX_WAITING,
+    SURVEY_S,
+    IdleStandby,
+    NoRoom,
+)
 from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
 from supervisor.cluster.standbys.waiting_pods import HOLD_S, PATIENCE_S
 from tests.unit.supervisor.cluster.api_server import ServedObjects
@@ -126,6 +136,50 @@ async def test_a_standby_that_has_ranks_by_now_stays() -> None:
         there.room.idle = lambda: standbys
         there.idle.clear()
         assert await there.look(PATIENCE_S) == []
+
+
+class Counted(dict[str, int]):
+    """Requests that count how often all of them are read."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        Counted.reads += 1
+        return super().items()
+
+
+async def reads_of_a_look(waiting: int) -> int:
+    """Return how often the requests of a node's pods are read for pods that no standby can help."""
+    async with cluster() as there:
+        pods = [pod(f"w{number}", "3", message=LACKS) for number in range(waiting)]
+        await there.put(*FULL, there.standby("s", "2", "n3"), *pods)
+        await there.look(0.0, PATIENCE_S)
+        read_s, room = there.room._rooms["n3"]
+        counted = tuple(replace(each, requests=Counted(each.requests)) for each in room.pods)
+        there.room._rooms["n3"] = read_s, replace(room, pods=counted)
+        Counted.reads = 0
+        there.room._again_s.clear()
+        await there.look(read_s + LOOK_S)
+        assert there.room._again_s.keys() == {f"uid-w{number}" for number in range(waiting)}
+        return Counted.reads
+
+
+async def test_the_sums_of_a_node_are_the_same_for_all_pods_that_wait() -> None:
+    assert await reads_of_a_look(20) == await reads_of_a_look(1)
+
+
+async def test_other_work_of_the_supervisor_goes_between_two_pods_that_wait() -> None:
+    async with cluster() as there:
+        pods = [pod(f"w{number:02}", "3", message=LACKS) for number in range(MAX_WAITING)]
+        await there.put(*FULL, there.standby("s", "2", "n3"), *pods)
+        await there.look(0.0, PATIENCE_S)
+        there.room._again_s.clear()
+        look = asyncio.ensure_future(there.room.make_way(PATIENCE_S + LOOK_S))
+        turns = 0
+        while not look.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= MAX_WAITING
 
 
 async def test_a_standby_is_created_only_on_nodes_with_room() -> None:

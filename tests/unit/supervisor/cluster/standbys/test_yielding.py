@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.cluster.standbys.node_fit import fits, read_node_room, read_pod_needs
-from supervisor.cluster.standbys.yielding import choose
+from supervisor.cluster.standbys.yielding import choose, read_standbys
 from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, node, pod
 
 IDLE = ("uid-s1", "uid-s2", "uid-s3")
@@ -18,7 +18,10 @@ IDLE = ("uid-s1", "uid-s2", "uid-s3")
 def chosen(wants: Json, *rooms: tuple[Json, list[Json]]) -> tuple[list[str], str] | None:
     found = choose(
         read_pod_needs(wants),
-        [read_node_room(of, [read_pod_needs(each) for each in pods]) for of, pods in rooms],
+        [
+            read_standbys(read_node_room(of, [read_pod_needs(each) for each in pods]), IDLE)
+            for of, pods in rooms
+        ],
         IDLE,
     )
     return ([each.name for each in found.standbys], found.resource) if found is not None else None
@@ -67,7 +70,7 @@ def test_what_goes_is_enough_and_nothing_goes_in_vain(
     pods += [pod(f"p{number}", str(cpu), on="n1") for number, cpu in enumerate(others)]
     room = read_node_room(node("n1", "6"), [read_pod_needs(each) for each in pods])
     needs = read_pod_needs(pod("w", str(wanted)))
-    found = choose(needs, [room], IDLE)
+    found = choose(needs, [read_standbys(room, IDLE)], IDLE)
     there = [each.uid for each in room.pods if each.uid in IDLE]
     groups = [set(some) for count in range(len(there) + 1) for some in combinations(there, count)]
     is_possible = any(fits(needs, room.without(some)) for some in groups)
