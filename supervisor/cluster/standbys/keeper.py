@@ -1,8 +1,9 @@
 """Create and delete the standby pods of one job, as `plan` says.
 
 Each round observes the pods anew, so a request whose response was lost is never repeated blindly: a standby
-that exists already has the name that the next round would use, and a deletion names the pod's uid. Nothing is
-created or deleted without a confirmed term, because another supervisor may lead.
+that exists already has the name that the next round would use, and a deletion names the pod's uid. A pod of
+that name counts as this job's only if its owner is this job's Supervision. Nothing is created or deleted
+without a confirmed term, because another supervisor may lead.
 
 A standby is created only for nodes that have room for it, and deleted if it is not scheduled there soon.
 While it is idle, it yields to pods that cannot be scheduled: see `cluster_room`.
@@ -27,6 +28,7 @@ from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
 from supervisor.cluster.standbys.plan import NOT_PLACED, StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.cluster.standbys.pod_requests import requests_of
+from supervisor.cluster.supervision.contents import supervision_of
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
 from supervisor.kubernetes.leadership import sent_within
@@ -243,8 +245,8 @@ class StandbyKeeper:
         self._touched[number] = now_s + SEEN_S
         try:
             await self._server.create(PODS, body, self._namespace)
-        except AlreadyThere:  # created by an earlier request, or by an earlier leader
-            return True
+        except AlreadyThere:
+            return await self._is_ours(name, needs, now_s)
         self._room.promise(wants, now_s)
         self._limits[name] = nodes
         self._failures, self._problem = 0, ""
@@ -253,6 +255,19 @@ class StandbyKeeper:
         why = f"pod {name} is created as a standby, a copy of pod {model['metadata']['name']}{outside}"
         self._report("StandbyCreated", why, False)
         return True
+
+    async def _is_ours(self, name: str, needs: StandbyNeeds, now_s: float) -> bool:
+        """Return True if the pod of this name was created by an earlier request, or by an earlier leader."""
+        try:
+            found = await self._server.get(PODS, name, self._namespace)
+        except NotFound:
+            return False
+        if supervision_of(found) == needs.supervision_uid:
+            return True
+        # A standby of an earlier Supervision of this name is soon gone, so only what lasts is worth an event.
+        why = f"pod {name}, which does not belong to this job's Supervision, has the standby's name"
+        self._failed(why, now_s, is_news=self._failures > 0)
+        return False
 
     def _failed(self, why: str, now_s: float, most_s: float = RETRY_S[-1], *, is_news: bool = True) -> None:
         """Wait before the next attempt to create a standby, and report each new problem once."""

@@ -9,6 +9,7 @@ complete the gang in a member's place nor wait for it.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ _GANGS = (
     "yunikorn.apache.org/",
 )
 MAX_NAME = 63  # characters, because a pod's name is also its host name
+HASH = 8  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,15 @@ class NoCopy:
     why: str
 
 
-def standby_name(supervision: str, number: int) -> str:
-    """Return the name of a job's standby. Two supervisors that create the same standby use the same name."""
+def standby_name(supervision: str, supervision_uid: str, number: int) -> str:
+    """Return the name of a job's standby. Two supervisors that create the same standby use the same name.
+
+    A name that must be shortened contains a hash of the Supervision's uid, because the long names of a user's
+    jobs often differ only at their end.
+    """
     suffix = f"-standby-{number}"
+    if len(supervision) + len(suffix) > MAX_NAME:
+        suffix = f"-{hashlib.sha256(supervision_uid.encode()).hexdigest()[:HASH]}{suffix}"
     return supervision[: MAX_NAME - len(suffix)].rstrip("-.") + suffix
 
 
@@ -129,7 +137,7 @@ def standby_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": standby_name(supervision, number),
+            "name": standby_name(supervision, supervision_uid, number),
             "namespace": metadata["namespace"],
             "labels": {**labels, pod_layout.STANDBY_OF: supervision[:MAX_NAME].rstrip("-.")},
             "annotations": _without(metadata.get("annotations"), _OWNERS_ANNOTATIONS),

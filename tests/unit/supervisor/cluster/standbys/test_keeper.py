@@ -11,6 +11,7 @@ from supervisor.cluster.pods import PodMember, pod_policy, read_pod
 from supervisor.cluster.standbys.keeper import SEEN_S, StandbyKeeper, StandbyNeeds
 from supervisor.cluster.standbys.node_fit import read_pod_needs
 from supervisor.cluster.standbys.plan import PLACE_S
+from supervisor.cluster.supervision.contents import KIND, SUPERVISIONS
 from supervisor.view.model import JobState
 from tests.unit.supervisor.cluster.api_server import ServedObjects
 from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, node, pod, watched_room
@@ -27,6 +28,7 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.memory = JobState(2, 1, "running", settled=True)
         self.leads_s = 60.0
+        self.others: set[str] = set()  # names of pods that the job does not have
         self.policy = replace(pod_policy({}, 2, 1), standby=1)
         self.keeper = StandbyKeeper(
             self.room.server,
@@ -44,7 +46,8 @@ class Place:
 
     def members(self) -> list[PodMember]:
         found = [each for (kind, _, _), each in self.served.objects.items() if kind == "pods"]
-        return [read_pod(each, "c") for each in found if each["metadata"]["name"].startswith("gpt-")]
+        pods = [read_pod(each, "c") for each in found if each["metadata"]["name"].startswith("gpt-")]
+        return [each for each in pods if each.name not in self.others]
 
     def needs(self) -> StandbyNeeds:
         return StandbyNeeds(self.memory, self.policy, self.members(), "gpt", "s-uid")
@@ -109,6 +112,31 @@ async def test_a_refusal_of_the_api_server_is_told() -> None:
         assert reason == "StandbyNotCreated"
         assert "said the server: Refused" in message
         assert "said the server: Refused" in there.keeper.shown()["problem"]
+
+
+async def test_another_jobs_pod_that_has_the_standbys_name_is_told() -> None:
+    async with place() as there:
+        owner = {"apiVersion": SUPERVISIONS.api_version, "kind": KIND, "name": "gp", "uid": "other"}
+        other = pod("gpt-standby-1", on="n3", labels={"holdfast.dev/standby-of": "gp"})
+        other["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+        there.served.put("pods", other)
+        there.others.add("gpt-standby-1")
+        await there.round(0.0)
+        assert there.events == [], "it may be one of an earlier Supervision, which is about to go"
+        await there.round(2 * SEEN_S)
+        why = "pod gpt-standby-1, which does not belong to this job's Supervision, has the standby's name"
+        assert there.events == [("StandbyNotCreated", f"the job lacks a standby: {why}")]
+        assert there.keeper.shown()["problem"] == why
+
+
+async def test_a_standby_that_an_earlier_request_has_created_is_none_of_anothers() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.others.add("gpt-standby-1")  # the watch does not show it yet
+        await there.round(2 * SEEN_S)
+        await there.round(4 * SEEN_S)
+        assert [reason for reason, _ in there.events] == ["StandbyCreated"]
+        assert there.keeper.shown()["problem"] == ""
 
 
 async def test_a_standby_that_is_not_scheduled_is_deleted_and_the_scheduler_quoted() -> None:

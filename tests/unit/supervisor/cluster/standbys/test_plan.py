@@ -19,7 +19,7 @@ def owners(number: int, node: str = "", **state: bool) -> PodMember:
 
 
 def standby(number: int, node: str = "", **state: bool) -> PodMember:
-    return _pod(standby_name("gpt", number), node or f"s{number}", is_standby=True, **state)
+    return _pod(standby_name("gpt", "u", number), node or f"s{number}", is_standby=True, **state)
 
 
 def _pod(name: str, node: str, **state: bool) -> PodMember:
@@ -133,7 +133,7 @@ def test_the_plan_is_reached_and_then_asks_for_nothing(
         found = plan(pods, ["gpt-0.uid", "gpt-1.uid"], 2, standbys, may_create=True, over_s=None)
         deleted = {pod.uid for pod, _ in found.delete}
         assert all(pod.is_standby and pod.member not in ("gpt-0.uid", "gpt-1.uid") for pod, _ in found.delete)
-        assert not {standby_name("gpt", number) for number in found.create} & {pod.name for pod in pods}
+        assert not {standby_name("gpt", "u", number) for number in found.create} & {pod.name for pod in pods}
         if not deleted and not found.create:
             break
         pods = [pod for pod in pods if pod.uid not in deleted]

@@ -229,9 +229,15 @@ def test_a_claim_that_all_pods_share_is_kept() -> None:
 
 @pytest.mark.parametrize("supervision", ["gpt", "a" * 60, f"{'a' * 52}.b", "x" * 253])
 def test_a_name_is_a_valid_host_name_and_contains_the_number(supervision: str) -> None:
-    name = standby_name(supervision, 12)
+    name = standby_name(supervision, "u-1", 12)
     assert len(name) <= MAX_NAME
     assert "..-" not in name
     assert ".-" not in name
     assert standby_number(name) == 12
     assert standby_number("gpt-worker-0") == 0
+
+
+def test_long_names_that_differ_at_their_end_do_not_become_the_same() -> None:
+    names = {standby_name("x" * 60 + end, f"uid-{end}", 1) for end in "ab"}
+    assert len(names) == 2
+    assert standby_name("x" * 50, "u", 1) == "x" * 50 + "-standby-1", "a name that is short enough is kept"
