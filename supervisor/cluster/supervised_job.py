@@ -456,7 +456,8 @@ class SupervisedJob:
         job, resource = self.job, self._resource
         if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
-        return StandbyNeeds(job.memory, job.policy, self._pods, resource.name, resource.uid)
+        leaving = self.backend.departures.keys()
+        return StandbyNeeds(job.memory, job.policy, self._pods, resource.name, resource.uid, leaving)
 
     def _is_of_another_size(self, memory: JobState) -> bool:
         return self.group.size != RunSize.of(memory) and succession.is_abandoned(memory, self._pods)

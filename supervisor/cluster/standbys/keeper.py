@@ -54,6 +54,7 @@ class StandbyNeeds:
     pods: Collection[PodMember]
     supervision: str
     supervision_uid: str
+    departures: Collection[str] = ()  # the members that are about to end
 
 
 class StandbyKeeper:
@@ -107,9 +108,14 @@ class StandbyKeeper:
         return self._account.shown(_standbys(needs), placed, needs.policy.standby, self._problem)
 
     def idle(self) -> list[IdleStandby]:
-        """Return the standbys that may yield to another pod now: none while the group recovers."""
+        """Return the standbys that may yield to another pod now.
+
+        These are none while the group recovers, or soon needs a standby for a member that is about to end.
+        """
         needs = self._needs()
         if needs is None or not _is_calm(needs.memory):
+            return []
+        if not set(needs.departures).isdisjoint(needs.memory.placement):
             return []
         own = frozenset(pod.uid for pod in needs.pods)
         return [

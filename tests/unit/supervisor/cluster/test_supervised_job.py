@@ -1161,3 +1161,7 @@ async def test_the_status_shows_standby_pods_and_only_those_without_ranks_may_yi
         assert (shown["wanted"], shown["ready"], shown["problem"]) == (1, 1, "")
         [idle] = there.job.idle_standbys()
         assert (idle.uid, idle.node, idle.own) == (uid, "n2", there.pods.keys())
+        drained = next(uid for uid, pod in there.pods.items() if pod.name == "w-0")
+        there.pods[drained] = replace(there.pods[drained], disruption="EvictionByEvictionAPI")
+        there.look()
+        assert there.job.idle_standbys() == [], "the member on node n0 needs it"

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.pods import PodMember, pod_policy, read_pod
 from supervisor.cluster.standbys.keeper import SEEN_S, StandbyKeeper, StandbyNeeds
 from supervisor.cluster.standbys.node_fit import read_pod_needs
@@ -28,6 +29,7 @@ class Place:
         self.events: list[tuple[str, str]] = []
         self.memory = JobState(2, 1, "running", settled=True)
         self.leads_s = 60.0
+        self.departures = AnnouncedDepartures()
         self.others: set[str] = set()  # names of pods that the job does not have
         self.policy = replace(pod_policy({}, 2, 1), standby=1)
         self.keeper = StandbyKeeper(
@@ -50,7 +52,9 @@ class Place:
         return [each for each in pods if each.name not in self.others]
 
     def needs(self) -> StandbyNeeds:
-        return StandbyNeeds(self.memory, self.policy, self.members(), "gpt", "s-uid")
+        members = self.members()
+        leaving = self.departures.observe(members, {}, 0.0, seats=self.memory.placement)
+        return StandbyNeeds(self.memory, self.policy, members, "gpt", "s-uid", leaving)
 
     async def round(self, now_s: float) -> None:
         await self.keeper._round(self.needs(), now_s)
@@ -200,6 +204,22 @@ async def test_a_standby_with_ranks_or_of_a_group_that_recovers_does_not_yield()
         there.memory, there.leads_s = calm, 0.0
         assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "another supervisor may lead"
         assert there.standby is not None
+
+
+async def test_a_standby_does_not_yield_while_a_member_with_ranks_is_about_to_end() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        await there.round(SEEN_S + 1)
+        [idle] = there.keeper.idle()
+        drained = there.served.objects["pods", "team", "gpt-1"]
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        there.served.put("pods", {**drained, "status": {**drained["status"], "conditions": [condition]}})
+        assert there.keeper.idle() == []
+        assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
+        assert there.standby is not None
+        there.memory = replace(there.memory, placement=there.memory.placement[1:])
+        assert len(there.keeper.idle()) == 1, "a member without ranks needs no standby"
 
 
 async def test_what_standbys_reserve_is_shown_and_outlives_the_leader() -> None:
