@@ -115,7 +115,10 @@ class ClusterRoom:
         lacking = [each for each in waiting if each.lacks_room]
         uids = {each.needs.uid for each in lacking}
         self._lacks_s = {uid: self._lacks_s.get(uid, now_s) for uid in uids}
-        self._again_s = {uid: at_s for uid, at_s in self._again_s.items() if uid in uids}
+        # Also of pods that lack something else for a moment, because each attempt of the scheduler may find
+        # another obstacle first.
+        there = {each.needs.uid for each in waiting}
+        self._again_s = {uid: at_s for uid, at_s in self._again_s.items() if uid in there}
         due = waiting_pods.by_importance(
             each
             for each in lacking
@@ -126,7 +129,12 @@ class ClusterRoom:
             return
         idle = {each.uid: each for each in self.idle() if each.uid not in self._going_s}
         self._going_s = {uid: until_s for uid, until_s in self._going_s.items() if until_s > now_s}
-        self._coming = [each for each in self._coming if each[0] > now_s]
+        due_uids = {each.needs.uid for each in due}  # not in their own way, where they were expected before
+        self._coming = [
+            (until_s, node, pod)
+            for until_s, node, pod in self._coming
+            if until_s > now_s and pod.uid not in due_uids
+        ]
         nodes = sorted(
             {*(each.node for each in idle.values()), *(node for _, node, _ in self._coming)} - {""}
         )

@@ -119,6 +119,27 @@ async def test_one_standby_goes_for_one_pod() -> None:
         assert len(await there.look(PATIENCE_S + IN_VAIN_S)) == 2
 
 
+async def test_one_standby_goes_for_a_pod_that_lacks_something_else_for_a_moment() -> None:
+    async with cluster() as there:
+        lacks, spread = "1 Insufficient cpu", "1 node(s) didn't match pod topology spread constraints"
+        await there.put(*FULL, there.standby("s", "2", "n3"), pod("w", "2", message=lacks))
+        assert len(await there.look(0.0, PATIENCE_S)) == 1
+        there.served.remove("pods", "team", "s")
+        await there.put(there.standby("t", "2", "n3"), pod("w", "2", message=spread))
+        await there.look(RESERVED_S + PATIENCE_S)
+        await there.put(pod("w", "2", message=lacks))
+        late_s = RESERVED_S + AGAIN_S
+        assert len(await there.look(late_s, late_s + PATIENCE_S)) == 1
+        assert len(await there.look(PATIENCE_S + IN_VAIN_S)) == 2
+
+
+async def test_no_standby_goes_for_a_pod_that_fits_beside_it_however_often_it_is_considered() -> None:
+    async with cluster() as there:
+        full = [pod("a", "4", on="n1"), pod("b", "4", on="n2")]
+        await there.put(*full, there.standby("s", "2", "n3"), pod("w", "2", message=LACKS))
+        assert await there.look(0.0, PATIENCE_S, *(PATIENCE_S + AGAIN_S * each for each in (1, 2, 3))) == []
+
+
 async def test_the_room_of_one_standby_is_enough_for_two_small_pods() -> None:
     async with cluster() as there:
         full = [pod("a", "4", on="n1"), pod("b", "2", on="n2"), pod("c", "2", on="n3")]
