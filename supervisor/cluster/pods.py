@@ -115,6 +115,7 @@ class PodBackend:
     ends_with_its_pods: bool = False  # True if the job has no owner, which would create its pods again
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     announced: Mapping[str, Departure] = field(default_factory=dict)  # see `announce`
+    _withdrawn: set[str] = field(default_factory=set)  # uids of pods that get no ranks: see `withdraw`
     _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
 
@@ -122,9 +123,16 @@ class PodBackend:
 
     @property
     def members(self) -> Mapping[str, str]:
-        """The members that can train. Leaving members do not count, unless all members are leaving."""
+        """The members that can train. Leaving members do not count, unless all members are leaving.
+
+        A withdrawn pod does not count either.
+        """
         leaving = self.is_leaving
-        there = (pod for pod in self.pods.values() if pod.is_running and (leaving or not pod.is_leaving))
+        there = (
+            pod
+            for pod in self.pods.values()
+            if pod.is_running and pod.uid not in self._withdrawn and (leaving or not pod.is_leaving)
+        )
         return MappingProxyType({pod.member: "running" for pod in there})
 
     @property
@@ -220,6 +228,7 @@ class PodBackend:
         """Set the current pods; return True if the members have changed."""
         before = self.members
         self.pods = {pod.uid: self._named(pod) for pod in pods}
+        self._withdrawn &= self.pods.keys()
         present = {pod.member for pod in self.pods.values()}
         self._lost = {name: since_s for name, since_s in self._lost.items() if name in present}
         return dict(before) != dict(self.members)
@@ -228,6 +237,16 @@ class PodBackend:
         """Set which members are about to end; return True if this has changed."""
         before, self.announced = self.announced, departures
         return before != departures
+
+    def withdraw(self, uid: str, is_going: bool) -> None:
+        """Have the pod `uid` get no ranks, because its deletion is requested, until this is called again.
+
+        This covers the time from before the request until the pod is seen to be deleted.
+        """
+        if is_going:
+            self._withdrawn.add(uid)
+        else:
+            self._withdrawn.discard(uid)
 
     def _named(self, pod: PodMember) -> PodMember:
         times = self._revived.get(pod.uid, 0)

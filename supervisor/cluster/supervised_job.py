@@ -158,6 +158,7 @@ class SupervisedJob:
             context.term_left_s,
             lambda reason, message, bad: self._event(reason, message, bad=bad),
             context.room or ClusterRoom(context.server),
+            self._withdraw_standby,
         )
         self._departures = AnnouncedDepartures()
         self._hardware = HardwareHistory()  # of the current run
@@ -457,7 +458,11 @@ class SupervisedJob:
         if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
         leaving = self.backend.departures.keys()
-        return StandbyNeeds(job.memory, job.policy, self._pods, resource.name, resource.uid, leaving)
+        return StandbyNeeds(job.decided, job.policy, self._pods, resource.name, resource.uid, leaving)
+
+    def _withdraw_standby(self, uid: str, is_going: bool) -> None:
+        self.backend.withdraw(uid, is_going)
+        self._wake()
 
     def _is_of_another_size(self, memory: JobState) -> bool:
         return self.group.size != RunSize.of(memory) and succession.is_abandoned(memory, self._pods)

@@ -108,6 +108,7 @@ class Job:
         self.drills = Drills()
         self._stop_request: StopRequest = ""  # the request to stop that arrived through the API
         self._unstarted_end: End | None = None  # how the run ends if its ranks were never started
+        self._being_recorded: JobState | None = None  # the state after a decision that is not in `memory` yet
         self._deadline_ns = 0
         self._step_s = 0.0
         self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
@@ -148,6 +149,11 @@ class Job:
     @property
     def _has_ended(self) -> bool:
         return self.memory.phase == "ended"
+
+    @property
+    def decided(self) -> JobState:
+        """The job's state after its last decision, even if that is still being recorded."""
+        return self._being_recorded or self.memory
 
     async def reconcile(self) -> None:
         self._take_stop()
@@ -205,7 +211,11 @@ class Job:
         """Write the decision to the journal, then update the job's state, which determines the orders."""
         before, after = self.memory, transition.after(view, action, self.policy)
         self._account(view, action, before, after)
-        await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
+        self._being_recorded = after
+        try:
+            await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
+        finally:
+            self._being_recorded = None
         if after.since_ns == view.now_ns:  # do not count the wait for the journal against members
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after

@@ -3,7 +3,8 @@
 Each round observes the pods anew, so a request whose response was lost is never repeated blindly: a standby
 that exists already has the name that the next round would use, and a deletion names the pod's uid. A pod of
 that name counts as this job's only if its owner is this job's Supervision. Nothing is created or deleted
-without a confirmed term, because another supervisor may lead.
+without a confirmed term, because another supervisor may lead. From before its deletion is requested, a
+standby gets no ranks, because the watch shows the deletion only some time later.
 
 A standby is created only for nodes that have room for it, and deleted if it is not scheduled there soon.
 While it is idle, it yields to pods that cannot be scheduled: see `cluster_room`.
@@ -30,7 +31,7 @@ from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.cluster.standbys.pod_requests import requests_of
 from supervisor.cluster.supervision.contents import supervision_of
 from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject
-from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound
+from supervisor.kubernetes.errors import AlreadyThere, ApiError, Conflict, NotFound, ServerUnreachable
 from supervisor.kubernetes.leadership import sent_within
 from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
@@ -68,11 +69,13 @@ class StandbyKeeper:
         term_left_s: Callable[[], float],
         report: Callable[[str, str, bool], None],
         room: ClusterRoom,
+        withdraw: Callable[[str, bool], None],
     ) -> None:
         """`needs` returns None while the job has no run.
 
         `term_left_s` returns for how long this process certainly leads. `report` records an event: its
-        reason, its message, and whether it is bad.
+        reason, its message, and whether it is bad. `withdraw` is called with a uid and True before the
+        deletion of a pod is requested, which gets no ranks from then on, and with False if it stays.
         """
         self._server, self._namespace = server, namespace
         self._needs, self._term_left_s, self._report = needs, term_left_s, report
@@ -81,7 +84,8 @@ class StandbyKeeper:
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
         self._problem = ""  # as last reported
-        self._room = room
+        self._room, self._withdraw = room, withdraw
+        self._uncertain: set[str] = set()  # uids of pods whose deletion may have been requested
         self._unplaced_s: dict[str, float] = {}  # by uid: since when a standby has had no node
         self._limits: dict[str, tuple[str, ...]] = {}  # by name of a standby: the nodes that it may use
         self._avoided: dict[str, float] = {}  # nodes on which a standby was not scheduled, until when
@@ -133,17 +137,39 @@ class StandbyKeeper:
         if needs is None or not is_idle or self._term_left_s() <= 0:
             return False  # it has ranks now, or the group recovers
         pod = next(each for each in needs.pods if each.uid == uid)
-        self._touched[uid] = now_s + SEEN_S
         self._resume_s = max(self._resume_s, now_s + YIELDED_S)
-        try:
-            request = self._server.delete(PODS, pod.name, self._namespace, uid=uid)
-            await sent_within(self._term_left_s, request)
-        except (NotFound, Conflict):
+        if not await self._delete(pod, now_s):
             return False
         self._problem = f"pod {pod.name} has yielded to pod {to.place}, which lacks {resource}"
         why = f"standby {pod.name} on node {pod.node} yields to pod {to.place}, which lacks {resource}"
         self._report("StandbyYielded", why, False)
         return True
+
+    async def _delete(self, pod: PodMember, now_s: float) -> bool:
+        """Delete a pod without ranks, which gets none from now on. Return False if it is gone already."""
+        uid = pod.uid
+        self._touched[uid] = now_s + SEEN_S
+        self._withdraw(uid, True)
+        self._uncertain.add(uid)
+        try:
+            request = self._server.delete(PODS, pod.name, self._namespace, uid=uid)
+            await sent_within(self._term_left_s, request)
+        except (NotFound, Conflict):
+            self._uncertain.discard(uid)
+            return False
+        except ApiError:
+            self._let_stay(uid)
+            raise
+        except ServerUnreachable as error:
+            if not error.sent:
+                self._let_stay(uid)
+            raise
+        self._uncertain.discard(uid)
+        return True
+
+    def _let_stay(self, uid: str) -> None:
+        self._uncertain.discard(uid)
+        self._withdraw(uid, False)
 
     async def _round(self, needs: StandbyNeeds, now_s: float) -> None:
         await self._keep_account(needs, now_s)
@@ -187,6 +213,8 @@ class StandbyKeeper:
             unplaced_s={uid: now_s - since_s for uid, since_s in self._unplaced_s.items()},
         )
         self._touched = {key: until_s for key, until_s in self._touched.items() if until_s > now_s}
+        for uid in self._uncertain - self._touched.keys():  # its deletion would be visible by now
+            self._let_stay(uid)
         create = () if now_s < self._resume_s else found.create
         return StandbyPlan(
             # one in a round, because the next one must know where the scheduler has put this one
@@ -196,20 +224,22 @@ class StandbyKeeper:
 
     async def _carry_out(self, found: StandbyPlan, needs: StandbyNeeds, now_s: float) -> None:
         for pod, why in found.delete:
-            self._touched[pod.uid] = now_s + SEEN_S
-            try:
-                await self._server.delete(PODS, pod.name, self._namespace, uid=pod.uid)
-            except (NotFound, Conflict):
+            said = self._room.why_unscheduled(self._namespace, pod.name)  # unknown once the pod is gone
+            if self._has_new_ranks(pod, needs) or not await self._delete(pod, now_s):
                 continue
             log.info("standby deleted", extra={"pod": pod.name, "why": why})
             if why == NOT_PLACED:
-                said = self._room.why_unscheduled(self._namespace, pod.name)
                 limits = self._limits.pop(pod.name, ())
                 self._avoided |= dict.fromkeys(limits, now_s + AVOID_S)
                 self._failed(f"pod {pod.name}: {why}{': ' if said else ''}{said}", now_s)
         for number in found.create if now_s >= self._resume_s else ():
             if not await self._create(number, needs, now_s):
                 return
+
+    def _has_new_ranks(self, pod: PodMember, before: StandbyNeeds) -> bool:
+        """Return True if a pod has got ranks since `before`, from which its deletion was planned."""
+        now = self._needs()
+        return now is not None and pod.member in {*now.memory.placement} - {*before.memory.placement}
 
     async def _create(self, number: int, needs: StandbyNeeds, now_s: float) -> bool:
         """Create a standby. Return False if none can be created now."""

@@ -68,6 +68,23 @@ def pod(state: Json | None = None, restarts: int = 0, phase: str = "Running", **
     return found
 
 
+# -- pods whose deletion is requested
+
+
+def test_a_withdrawn_pod_is_no_member_that_can_train_and_is_not_leaving() -> None:
+    backend = Cluster().backend
+    first, standby = running(0), running(1, is_standby=True)
+    backend.update((first, standby))
+    backend.withdraw(standby.uid, True)
+    backend.update((first, standby))
+    assert backend.members.keys() == {first.member}
+    backend.update((replace(first, is_leaving=True), standby))
+    assert not backend.stop, "the request may be refused, and the run goes on with the standby"
+    backend.update((first, standby))
+    backend.withdraw(standby.uid, False)
+    assert backend.members.keys() == {first.member, standby.member}
+
+
 # -- reading a pod
 
 

@@ -26,6 +26,7 @@ from supervisor.cluster.host_probe import HostAnswer, HostProbes
 from supervisor.cluster.pod_server import job_secret
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.reach import Reach
+from supervisor.cluster.standbys.node_fit import read_pod_needs
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
 from supervisor.cluster.supervision import fenced_records
 from supervisor.cluster.supervision.contents import RunSize
@@ -1165,3 +1166,12 @@ async def test_the_status_shows_standby_pods_and_only_those_without_ranks_may_yi
         there.pods[drained] = replace(there.pods[drained], disruption="EvictionByEvictionAPI")
         there.look()
         assert there.job.idle_standbys() == [], "the member on node n0 needs it"
+        there.pods[drained] = replace(there.pods[drained], disruption="")
+        there.look()
+        standby = there.pods[uid].member
+        assert standby in there.job.backend.members
+        waiting = {"metadata": {"namespace": "team", "name": "other"}}
+        assert not await idle.give_way(read_pod_needs(waiting), "cpu"), (
+            "the API server does not have this pod"
+        )
+        assert standby not in there.job.backend.members, "it gets no ranks until its deletion is seen"

@@ -130,9 +130,11 @@ async def test_members_and_keeper_are_served_while_the_journal_is_written(
     running = asyncio.create_task(job.run())
     await began.wait()
     assert job.memory.phase == "forming", "a decision must be written before it takes effect"
+    assert job.decided.phase == "stopping"
     heard.set()
     await running
     assert (job.memory.phase, job.publisher.journal_error) == ("ended", "")
+    assert job.decided is job.memory
 
 
 async def test_unresponsive_storage_costs_the_journal_and_not_the_run(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.pods import PodMember, pod_policy, read_pod
@@ -13,6 +16,7 @@ from supervisor.cluster.standbys.keeper import SEEN_S, StandbyKeeper, StandbyNee
 from supervisor.cluster.standbys.node_fit import read_pod_needs
 from supervisor.cluster.standbys.plan import PLACE_S
 from supervisor.cluster.supervision.contents import KIND, SUPERVISIONS
+from supervisor.kubernetes.errors import ApiError
 from supervisor.view.model import JobState
 from tests.unit.supervisor.cluster.api_server import ServedObjects
 from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, node, pod, watched_room
@@ -30,6 +34,8 @@ class Place:
         self.memory = JobState(2, 1, "running", settled=True)
         self.leads_s = 60.0
         self.departures = AnnouncedDepartures()
+        self.withdrawn: set[str] = set()  # uids of pods that get no ranks
+        self.asked_before = 0  # how many requests were received before a pod was withdrawn
         self.others: set[str] = set()  # names of pods that the job does not have
         self.policy = replace(pod_policy({}, 2, 1), standby=1)
         self.keeper = StandbyKeeper(
@@ -39,6 +45,7 @@ class Place:
             lambda: self.leads_s,
             lambda reason, message, _: self.events.append((reason, message)),
             self.room,
+            self.withdraw,
         )
         for number in (1, 2):
             served.put(
@@ -55,6 +62,13 @@ class Place:
         members = self.members()
         leaving = self.departures.observe(members, {}, 0.0, seats=self.memory.placement)
         return StandbyNeeds(self.memory, self.policy, members, "gpt", "s-uid", leaving)
+
+    def withdraw(self, uid: str, is_going: bool) -> None:
+        if is_going:
+            self.withdrawn.add(uid)
+            self.asked_before = len(self.served.requests)
+        else:
+            self.withdrawn.discard(uid)
 
     async def round(self, now_s: float) -> None:
         await self.keeper._round(self.needs(), now_s)
@@ -220,6 +234,61 @@ async def test_a_standby_does_not_yield_while_a_member_with_ranks_is_about_to_en
         assert there.standby is not None
         there.memory = replace(there.memory, placement=there.memory.placement[1:])
         assert len(there.keeper.idle()) == 1, "a member without ranks needs no standby"
+
+
+async def test_a_standby_gets_no_ranks_from_before_its_deletion_is_requested() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        uid = there.run("n3")
+        await there.round(SEEN_S + 1)
+        [idle] = there.keeper.idle()
+        leaving = idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
+        deletion = asyncio.ensure_future(leaving)
+        await asyncio.sleep(0)
+        assert there.withdrawn == {uid}, "no decision of the job comes between the look at its ranks and this"
+        assert await deletion
+        assert there.asked_before == len(there.served.requests) - 1
+        assert there.withdrawn == {uid}, "the watch may show it for some time"
+
+
+async def test_a_standby_whose_deletion_is_refused_may_get_ranks_again() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        await there.round(SEEN_S + 1)
+        [idle] = there.keeper.idle()
+        asked = len(there.served.requests)
+        there.served.faults.append(403)
+        with pytest.raises(ApiError):
+            await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
+        assert (there.asked_before, there.withdrawn) == (asked, set())
+
+
+async def test_a_standby_whose_deletion_is_uncertain_gets_ranks_again_once_it_would_be_seen() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        uid = there.run("n3")
+        there.policy = replace(there.policy, standby=0)
+        there.served.faults.append(503)
+        await there.round(SEEN_S)
+        assert there.withdrawn == {uid}
+        await there.round(SEEN_S * 1.5)
+        assert there.withdrawn == {uid}
+        there.policy = replace(there.policy, standby=1)
+        await there.round(SEEN_S * 2)
+        assert there.withdrawn == set()
+
+
+async def test_a_standby_that_gets_ranks_while_its_deletion_is_prepared_stays() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        there.policy = replace(there.policy, standby=0)
+        planned = there.needs()
+        active = next(each.member for each in there.members() if each.is_standby)
+        there.memory = replace(there.memory, placement=(there.memory.placement[0], active))
+        await there.keeper._round(planned, SEEN_S)
+        assert there.standby is not None
 
 
 async def test_what_standbys_reserve_is_shown_and_outlives_the_leader() -> None:
