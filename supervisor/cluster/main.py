@@ -103,7 +103,7 @@ class ClusterSupervisor:
     async def pod_is_gone(self, holder: str) -> bool:
         """Return True if the pod of this holder of the lease is known to have ended."""
         name, uid = pod_of(holder)
-        return bool(uid) and await is_gone(self._server, self._me.namespace, name, uid)
+        return await is_gone(self._server, self._me.namespace, name, uid)
 
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})

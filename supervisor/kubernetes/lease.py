@@ -16,6 +16,7 @@ that arrives late changes nothing.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,11 @@ from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, Conflict, NotFound
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
+# The holder's name of a process that knows its pod: see `LeaseLock.begin`.
+_OF_POD = re.compile(
+    r"(?P<name>[a-z0-9]([a-z0-9.-]*[a-z0-9])?)"
+    r"_(?P<uid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-[0-9a-f]{8}"
+)
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
 
 
@@ -245,9 +251,12 @@ class LeaseLock:
 
 
 def pod_of(holder: str) -> tuple[str, str]:
-    """Return the name and uid of the pod in a holder's name. The uid is "" if the name lacks it."""
-    name, _, process = holder.rpartition("_")
-    return name, process.rpartition("-")[0]
+    """Return the name and uid of the pod in a holder's name; both are "" unless the whole name is as ours.
+
+    A user or another program may have written any text into the lease.
+    """
+    found = _OF_POD.fullmatch(holder)
+    return (found["name"], found["uid"]) if found is not None else ("", "")
 
 
 def _transitions(spec: KubernetesObject) -> int:

@@ -42,9 +42,13 @@ class OwnPod:
 async def is_gone(server: ApiServer, namespace: str, name: str, uid: str) -> bool:
     """Return True if the pod is known to have ended: it has finished, or another one or none has its name.
 
+    Nothing is known of a pod without a name or a uid.
+
     Without its pod, a process that still runs on a lost node can change nothing in the cluster: its token is
     no longer valid.
     """
+    if not (name and uid):  # the path without a name is that of the list of all pods
+        return False
     try:
         pod = await server.get(PODS, name, namespace)
     except NotFound:

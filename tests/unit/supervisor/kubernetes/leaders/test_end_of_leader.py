@@ -172,6 +172,8 @@ async def test_a_pod_is_gone_once_it_has_ended_or_another_has_its_name() -> None
         served.put("pods", pod)
         assert not await is_gone(server, "ns", "s-1", "u")
         assert await is_gone(server, "ns", "s-1", "another")
+        assert not await is_gone(server, "ns", "", "u"), "this is the path of a list, and no pod"
+        assert not await is_gone(server, "ns", "s-1", "")
         served.put("pods", {**pod, "status": {"phase": "Failed"}})
         assert await is_gone(server, "ns", "s-1", "u")
     away: Any = Line(ObjectStore())

@@ -28,6 +28,9 @@ class Clock:
         return now_s() + self.suspended_s
 
 
+POD_UID = "0f1e2d3c-4b5a-4678-9abc-def012345678"
+
+
 def lock(store: LeaseStore, identity: str, clock: Any = now_s, pod_uid: str = "") -> LeaseLock:
     return LeaseLock(store, "ns", "leader", identity, TERMS, clock=clock, pod_uid=pod_uid)
 
@@ -292,7 +295,20 @@ def test_the_clock_of_terms_counts_suspended_time() -> None:
 
 @pytest.mark.parametrize(
     ("holder", "pod"),
-    [("pod-1_u-i-d-0123abcd", ("pod-1", "u-i-d")), ("pod-1_0123abcd", ("pod-1", "")), ("x", ("", ""))],
+    [
+        (f"pod-1_{POD_UID}-0123abcd", ("pod-1", POD_UID)),
+        (f"_{POD_UID}-0123abcd", ("", "")),
+        (f"pod-1_{POD_UID}", ("", "")),
+        ("pod-1_0123abcd", ("", "")),
+        ("pod-1_u-i-d-0123abcd", ("", "")),
+        ("parked-by-ops", ("", "")),
+        ("x", ("", "")),
+    ],
 )
-def test_a_holder_names_its_pod(holder: str, pod: tuple[str, str]) -> None:
+def test_only_the_name_of_a_process_that_knows_its_pod_names_a_pod(holder: str, pod: tuple[str, str]) -> None:
     assert pod_of(holder) == pod
+
+
+def test_the_holders_name_of_a_process_names_its_pod() -> None:
+    assert pod_of(lock(ObjectStore(), "pod-1", pod_uid=POD_UID).holder) == ("pod-1", POD_UID)
+    assert pod_of(lock(ObjectStore(), "pod-1").holder) == ("", "")
