@@ -6,6 +6,9 @@ Otherwise, all contenders would find every lease expired after an outage of the 
 suspended, and a leader that is well would lose its lease. The timestamps in the lease come from different
 hosts' clocks and are never compared.
 
+A lease that was deleted counts as unchanged since then: its holder creates it again at its next renewal, and
+the others wait as if it were silent.
+
 A lease is taken over earlier only from a process that is known to have ended: by its own pod's next process,
 or by another contender that knows it (`LeaseLock.note_ended`).
 
@@ -111,6 +114,8 @@ class LeaseLock:
         self._seen_s = 0.0  # since when `_seen` is known to be unchanged
         self._read_s = 0.0  # when the lease was last read
         self._ended = ""  # the last holder that is known to have ended
+        self._last_holder = ""  # as last seen in the lease, which may have been deleted since then
+        self._highest = -1  # the highest `leaseTransitions` seen in the lease
         self.begin()
 
     def begin(self) -> None:
@@ -177,27 +182,37 @@ class LeaseLock:
                     await self._server.replace(LEASES, _with_spec(lease, self._released(lease["spec"])))
                 except (Conflict, NotFound):
                     continue
-                self._may_hold, self._leader = False, ""
+                self._may_hold, self._leader, self._last_holder = False, "", ""
                 return
 
     async def _look(self) -> KubernetesObject | None:
         try:
             lease = await self._server.get(LEASES, self._name, self._namespace)
         except NotFound:
+            self._note_look(())
             return None
         spec = lease.get("spec") or {}
-        seen = tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions"))
+        self._note_look(tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions")))
+        self._note_spec(spec)
+        return _with_spec(lease, spec)
+
+    def _note_look(self, seen: tuple[object, ...]) -> None:
+        """Note what a lease contains now; () if there is none."""
         now_s = self.clock()
         if seen != self._seen or now_s - self._read_s > self.terms.deadline_s:
             self._seen, self._seen_s = seen, now_s
         self._read_s = now_s
-        return _with_spec(lease, spec)
+
+    def _note_spec(self, spec: KubernetesObject) -> None:
+        self._last_holder = spec.get("holderIdentity") or ""
+        self._highest = max(self._highest, _transitions(spec))
 
     async def _hold(self, lease: KubernetesObject | None) -> int:
         """Take or renew `lease`, and return the epoch. Raises `HeldByAnother` if another process holds it."""
         self._mine = None
         spec = {} if lease is None else lease["spec"]
-        holder = spec.get("holderIdentity") or ""
+        # A lease that was deleted is still that of its last holder, which creates it again if it is well.
+        holder = self._last_holder if lease is None else spec.get("holderIdentity") or ""
         if holder not in ("", self._holder) and not self._is_gone(holder) and not self._has_expired(spec):
             self._leader, self._may_hold = holder, False
             raise HeldByAnother(holder)
@@ -207,6 +222,7 @@ class LeaseLock:
         else:
             written = await self._server.replace(LEASES, _with_spec(lease, self._held(spec)))
         self._mine, self._leader = written, self._holder
+        self._note_spec(written["spec"])
         self._least = int(written["spec"]["leaseTransitions"])
         return self._least + 1
 
@@ -232,11 +248,12 @@ class LeaseLock:
     def _held(self, spec: KubernetesObject | None) -> KubernetesObject:
         """Return a spec with this process as the holder. `spec` is the current one, if there is one."""
         now = _micro_time(self._now())
-        if spec is None or spec.get("holderIdentity") != self._holder:
-            transitions = self._least if spec is None else max(self._least, _transitions(spec) + 1)
+        held = self._last_holder if spec is None else spec.get("holderIdentity")
+        highest = max(self._highest, -1 if spec is None else _transitions(spec))
+        is_new = held != self._holder
+        transitions = max(self._least, highest + 1 if is_new else highest)
+        if spec is None or is_new:
             spec = {**(spec or {}), "acquireTime": now}
-        else:
-            transitions = max(self._least, _transitions(spec))
         return {
             **spec,
             "holderIdentity": self._holder,

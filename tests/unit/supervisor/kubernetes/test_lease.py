@@ -386,6 +386,58 @@ async def test_an_edit_that_keeps_the_holder_is_not_a_loss() -> None:
 
 
 @simulated
+async def test_a_deleted_lease_is_left_to_its_last_holder_as_if_it_were_silent() -> None:
+    store = ObjectStore()
+    first, other = lock(store, "a"), lock(store, "b")
+    await first.try_hold()
+    epoch = await first.raise_above(40)
+    await held_for(other, TERMS.retry_s)
+    store.objects.clear()
+    with pytest.raises(HeldByAnother, match=first.holder):
+        await other.try_hold()
+    assert await first.try_hold() == epoch, "a holder that is well creates it again"
+    await held_for(other, TERMS.duration_s - TERMS.retry_s)
+    store.objects.clear()
+    await held_for(other, TERMS.duration_s)
+    assert await other.try_hold() > epoch
+    with pytest.raises(HeldByAnother):
+        await first.try_hold()
+
+
+@simulated
+async def test_a_deleted_lease_is_taken_at_once_if_its_holder_has_released_it_or_ended() -> None:
+    store = ObjectStore()
+    first, other = lock(store, "a"), lock(store, "b")
+    epoch = await first.try_hold()
+    await held_for(other, TERMS.retry_s)
+    store.objects.clear()
+    other.note_ended(first.holder)
+    assert await other.try_hold() == epoch + 1
+    await other.release()
+    first.begin()
+    assert await first.try_hold() == epoch + 2
+    await first.release()
+    store.objects.clear()
+    other.begin()
+    assert await lock(store, "c").try_hold() == 1, "one that has never seen the lease cannot know more"
+    store.objects.clear()
+    first.begin()
+    assert await first.try_hold() == epoch + 3
+
+
+@simulated
+async def test_a_lease_that_was_restored_from_a_backup_gives_no_earlier_epoch() -> None:
+    store = ObjectStore()
+    first, other = lock(store, "a"), lock(store, "b")
+    await first.try_hold()
+    epoch = await first.raise_above(40)
+    await held_for(other, TERMS.retry_s)
+    store.change("leases", "ns", "leader", {"holderIdentity": "c", "leaseTransitions": 3})
+    await held_for(other, TERMS.duration_s)
+    assert await other.try_hold() == epoch + 1
+
+
+@simulated
 async def test_a_deleted_lease_is_created_again_with_the_same_epoch() -> None:
     store, body = ObjectStore(), Body(limit_s=30)
     await lead(lock(store, "earlier"), Body(limit_s=1))
