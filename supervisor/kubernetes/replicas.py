@@ -9,7 +9,8 @@ there, or the pod no longer exists. A leader that is merely silent may be well, 
 network that refuses connections to a process that is well is the one error that remains. It is harmless,
 because the former leader finds its lease taken at its next renewal, a second later. Until then, its orders
 and its records have a lower epoch than those of the new leader, and each of its other requests is conditional
-on the object that it has seen.
+on the object that it has seen. A job that it takes over only then is an exception, which docs/adr/0020
+explains.
 """
 
 from __future__ import annotations
