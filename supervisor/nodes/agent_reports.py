@@ -89,14 +89,14 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
     heard.malformed = ""
     try:
         raw = parsed_report(text)
-    except ValueError as error:
+        if raw.get("node", name) != name:
+            heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
+            return
+        new = Received(name, raw, now_s)
+        others = [each for each in heard.received if _sender(each) != _sender(new)]
+    except Exception as error:  # the mirror of all nodes must survive a report that nobody has thought of
         heard.malformed = f"its report is invalid: {error}"
         return
-    if raw.get("node", name) != name:
-        heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
-        return
-    new = Received(name, raw, now_s)
-    others = [each for each in heard.received if _sender(each) != _sender(new)]
     heard.received = [*others, new][-MAX_SENDERS:]
 
 

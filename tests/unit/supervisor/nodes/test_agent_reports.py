@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -77,6 +78,20 @@ def test_a_report_that_is_wrong_is_refused_and_the_next_good_one_is_heard(text: 
     reports.note(known(report_text("a", at_s=7.0)), 200.0)
     view = reports.view(first, 201.0, POLICY)
     assert (view.refused, view.silent_s) == ("", 1.0)
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "[" * 980 + "]" * 980])
+@pytest.mark.parametrize("name", ["node", "boot_id", "at_s", "schema", "clean_s"])
+def test_whatever_a_report_says_only_its_own_node_is_refused(name: str, value: str) -> None:
+    raw = {**json.loads(report_text("a")), name: "VALUE"}
+    reports, first = AgentReports(), known(report_text("a"))
+    reports.note(first, 0.0)
+    bad = known(json.dumps(raw).replace('"VALUE"', value))
+    reports.note(bad, 1.0)
+    view = reports.view(bad, 2.0, POLICY)
+    assert view.report is None
+    assert view.refused
+    assert len(view.refused) < 500
 
 
 def test_a_report_from_before_the_boot_is_no_longer_used() -> None:

@@ -279,6 +279,30 @@ async def test_a_deleted_node_is_forgotten(place: Place) -> None:
     assert not served.is_tainted("a")
 
 
+NUMBERS = ("1" + "0" * 400, "1" + "0" * 5000, "-1" + "0" * 307, "1e308")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("key", [REPORT, RECORD])
+async def test_a_number_that_nobody_can_compute_with_stops_the_quarantine_of_its_own_node_alone(
+    place: Place, key: str, number: str
+) -> None:
+    served = place.served
+    place.served.configure(max_share="1")
+    made = await place.lead()
+    text = f'{{"released_at_s": {number}}}'
+    if key == REPORT:
+        raw = json.loads(report_text("c", XID, at_s=time.time()))
+        raw["entities"][0]["findings"][0]["since_s"] = "SINCE"
+        text = json.dumps(raw).replace('"SINCE"', number)
+    served.annotate("c", key, text)
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    await served.until(lambda: "QuarantineAlert" in served.reasons("c"))
+    assert not any(each.done() for each in place.leaders)
+    assert [each.name for each in made._plan().pool.nodes if each.refused] == ["c"]
+
+
 class WatchedJobs(NoJobs):
     """Jobs that remember which verdicts they were told to heed."""
 
