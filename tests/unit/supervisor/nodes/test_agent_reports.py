@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,20 @@ def test_a_new_time_alone_shows_that_the_agent_lives() -> None:
 def test_the_report_of_a_recreated_node_is_not_that_of_its_predecessor() -> None:
     first, second = known(report_text("a")), known(report_text("a", at_s=2.0), uid="other")
     assert heard((first, 0.0), (second, 10.0), now_s=10.0).report is None
+
+
+def test_an_agent_is_silent_until_its_report_or_its_verdict_changes_and_again_after_a_while() -> None:
+    reports, node = AgentReports(), known(report_text("a"))
+    assert reports.is_silent("a", 0.0, POLICY)
+    reports.note(node, 0.0)
+    reports.note(node, 10.0)
+    assert reports.is_silent("a", 10.0, POLICY), "it may have died long ago"
+    judged = replace(node, verdict="GPU 3 is lost")
+    reports.note(judged, 20.0)
+    assert not reports.is_silent("a", 20.0 + POLICY.stale_s, POLICY)
+    assert reports.is_silent("a", 21.0 + POLICY.stale_s, POLICY)
+    reports.note(replace(judged, report_at="later"), 500.0)
+    assert not reports.is_silent("a", 501.0, POLICY)
 
 
 def test_a_node_is_awaited_only_at_the_beginning() -> None:

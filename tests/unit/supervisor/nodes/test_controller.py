@@ -354,7 +354,23 @@ async def test_a_new_leader_heeds_a_verdict_before_it_has_heard_all_agents(place
     for name in ("a", "b", "c"):
         place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
     await place.lead(hears=False)
+    await place.served.until(lambda: "VerdictHeld" in place.served.reasons("a"))
+    place.served.report("b")
+    place.served.report("a", XID)
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+async def test_the_verdict_of_an_agent_that_has_died_moves_nobody(place: Place) -> None:
+    jobs = place.jobs = WatchedJobs()
+    for name in ("a", "b", "c"):
+        place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
+    await place.lead(hears=False)
+    for name in ("b", "c"):
+        place.served.report(name)
+    await place.served.until(lambda: "VerdictHeld" in place.served.reasons("a"))
+    place.served.judge("c", "GPU 4 is lost")
+    await jobs.until(lambda: jobs.heeded[-1])
+    assert jobs.heeded == [frozenset(), {"c"}], "and no storm is seen, because that of a does not count"
 
 
 async def test_in_a_dry_run_a_verdict_is_only_announced(place: Place) -> None:
