@@ -127,7 +127,7 @@ class AgentVerdicts:
                 continue
             room -= not is_out
             moving[name] = node.said
-            if not node.moves:
+            if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
         if is_dry:
             return VerdictSwaps(held=held, would=moving)

@@ -227,3 +227,14 @@ def test_the_verdict_of_a_silent_agent_is_held_and_is_no_sign_of_a_storm() -> No
     assert found.held["n00"] == f"{BAD}; its members stay: its agent has not been heard within 120 s"
     pool.silent = {"n00"}
     assert pool.swaps() == VerdictSwaps(frozenset({"n02"}), pool.swaps().held), "the breaker is full"
+
+
+def test_a_dry_run_moves_nobody_and_so_starts_no_cooldown() -> None:
+    pool = PlayedVerdicts(10)
+    pool.say("n00")
+    assert pool.swaps(is_dry=True).would == {"n00": BAD}
+    pool.say("n00", "")
+    pool.swaps()
+    pool.now_s += 20.0
+    pool.say("n00")
+    assert pool.swaps() == VerdictSwaps(frozenset({"n00"}))
