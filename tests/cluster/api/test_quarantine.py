@@ -292,6 +292,7 @@ async def test_the_supervisor_can_change_nothing_else_of_a_node(
         ({"status": {"conditions": [{"type": "Ready", "status": "False"}, held]}}, "status"),
         ({"status": {"capacity": {"nvidia.com/gpu": "8"}}}, "status"),
         ({"status": {"nodeInfo": {"bootID": "b2"}}}, "status"),
+        ({"status": {"phase": "Terminated"}}, "status"),
         ({"metadata": {"annotations": {"example.com/new": "1"}}}, "status"),
     ]
     assert [each for each in allowed if not await change(*each)] == []

@@ -270,6 +270,32 @@ def test_the_policy_on_changes_of_nodes_names_what_the_code_writes() -> None:
     assert f'"{names.CONDITION}"' in text
 
 
+# The fields of NodeSpec and NodeStatus up to Kubernetes 1.35, of which the API server may ignore some
+SPEC = {"configSource", "externalID", "podCIDR", "podCIDRs", "providerID", "taints", "unschedulable"}
+STATUS = {
+    "addresses", "allocatable", "capacity", "conditions", "config", "daemonEndpoints", "declaredFeatures",
+    "features", "images", "nodeInfo", "phase", "runtimeHandlers", "volumesAttached", "volumesInUse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "ours"), [("spec", SPEC, "taints"), ("status", STATUS, "conditions")]
+)
+def test_the_policy_on_changes_of_nodes_compares_each_field_with_the_old_one(
+    part: str, fields: set[str], ours: str
+) -> None:
+    spec = of_kind("ValidatingAdmissionPolicy")["holdfast-node-changes"]["spec"]
+    compared = {
+        name
+        for rule in spec["validations"]
+        for name, old in re.findall(
+            rf"object\.\??{part}\.\?(\w+)\S* == oldObject\.\??{part}\.\?(\w+)", rule["expression"]
+        )
+        if name == old
+    }
+    assert compared == fields - {ours}
+
+
 def _cel_holds(expression: str, old: Notes, new: Notes, user: str = "") -> bool:
     """Evaluate an expression of `node-requests.yaml` on the annotations of a Node, as Python.
 
