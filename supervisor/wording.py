@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.protocol import foreign_text
 from supervisor.fault_kinds import UNKNOWN, kind_of
 
 FINISHED = "all ranks have finished"
@@ -212,7 +213,11 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:
-    """Return the lines of a table. The columns in `right` are right-aligned, all others left-aligned."""
+    """Return the lines of a table, one for each row, whatever text of others its cells contain.
+
+    The columns in `right` are right-aligned, all others left-aligned.
+    """
+    rows = [tuple(map(foreign_text.one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):

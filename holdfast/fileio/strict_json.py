@@ -32,7 +32,7 @@ def loads(data: bytes, *, max_values: int) -> object:
         return json.loads(
             data.decode(),
             object_pairs_hook=_unique,
-            parse_int=_integer,
+            parse_int=integer,
             parse_constant=_constant,
         )
     except UnicodeDecodeError as error:
@@ -63,7 +63,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _integer(text: str) -> int:
+def integer(text: str) -> int:
+    """Return the integer that JSON spells as `text`. Raises `RejectedJson` for more than about 64 bits."""
     if len(text) > MAX_DIGITS:
         raise RejectedJson(f"has an integer of {len(text)} digits; the limit is {MAX_DIGITS}")
     return int(text)

@@ -38,6 +38,7 @@ _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
+_LINE_ENDS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 T = TypeVar("T")
 
@@ -108,6 +109,13 @@ def harmless(text: str, *, colour: bool) -> str:
         return "".join(clean)
     woven = "".join(a + b for a, b in zip(clean, [*kept, ""], strict=True))
     return f"{woven}\x1b[0m"
+
+
+def one_line(text: str) -> str:
+    """Return `text` as one line without escape sequences, so that no part of it looks like a line of ours."""
+    if text.isprintable():
+        return text
+    return harmless(_LINE_ENDS.sub(" ", text.expandtabs(1)), colour=False)
 
 
 def lines(text: str, *, colour: bool) -> list[str]:

@@ -92,7 +92,7 @@ def lines(
         ("message", " ".join(str(found.get("message") or "").split())),
         ("directory", str(path or "")),
     ]
-    shown += [f"  {label:10}  {text}" for label, text in rows if text]
+    shown += [f"  {label:10}  {foreign_text.one_line(text)}" for label, text in rows if text]
     ranks = _ranks(found)
     ledger = _ledger(found)
     sections = (("Ranks", ranks), ("Where the time went", ledger), (LAST_OUTPUT, _last_output(found)))

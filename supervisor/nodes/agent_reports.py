@@ -29,6 +29,8 @@ class _Heard:
     machine: Machine
     received: list[Received] = field(default_factory=list)  # the newest of each sender
     malformed: str = ""
+    verdict: str | None = None
+    heard_s: float = -math.inf  # when this process last saw the agent change anything, its verdict included
     # The result for a single sender, which does not depend on the time, and the policy that it is for
     known: tuple[NodePolicy, Report, float] | None = None
 
@@ -44,8 +46,11 @@ class AgentReports:
         heard = self._nodes.get(node.name)
         if heard is None or heard.uid != node.uid:
             machine = Machine(node.boot_id, node.machine_id)
-            self._nodes[node.name] = _Heard(node.uid, now_s, (node.report, node.report_at), machine)
+            heard = _Heard(node.uid, now_s, (node.report, node.report_at), machine, verdict=node.verdict)
+            self._nodes[node.name] = heard
             return
+        if node.verdict != heard.verdict:
+            heard.verdict, heard.heard_s = node.verdict, now_s
         if (heard.machine.boot_id, heard.machine.machine_id) != (node.boot_id, node.machine_id):
             booted = heard.machine.boot_id != node.boot_id
             boot_seen_s = now_s if booted else heard.machine.boot_seen_at_s
@@ -53,7 +58,7 @@ class AgentReports:
             heard.known = None
         text = (node.report, node.report_at)
         if node.report is not None and text != heard.text:
-            heard.text, heard.known = text, None
+            heard.text, heard.known, heard.heard_s = text, None, now_s
             _receive(heard, node.name, node.report, now_s)
 
     def forget(self, name: str) -> None:
@@ -68,6 +73,11 @@ class AgentReports:
             and not heard.malformed
             and now_s - heard.seen_s <= policy.stale_s
         )
+
+    def is_silent(self, name: str, now_s: float, policy: NodePolicy) -> bool:
+        """True if this process has not seen the node's agent write anything within `stale_s`, or ever."""
+        heard = self._nodes.get(name)
+        return heard is None or now_s - heard.heard_s > policy.stale_s
 
     def view(self, node: KnownNode, now_s: float, policy: NodePolicy) -> NodeView:
         """Return the node's view with the newest report, or with the reason why it is refused."""
@@ -89,14 +99,14 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
     heard.malformed = ""
     try:
         raw = parsed_report(text)
-    except ValueError as error:
+        if raw.get("node", name) != name:
+            heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
+            return
+        new = Received(name, raw, now_s)
+        others = [each for each in heard.received if _sender(each) != _sender(new)]
+    except Exception as error:  # the mirror of all nodes must survive a report that nobody has thought of
         heard.malformed = f"its report is invalid: {error}"
         return
-    if raw.get("node", name) != name:
-        heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
-        return
-    new = Received(name, raw, now_s)
-    others = [each for each in heard.received if _sender(each) != _sender(new)]
     heard.received = [*others, new][-MAX_SENDERS:]
 
 

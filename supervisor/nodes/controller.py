@@ -171,7 +171,10 @@ class QuarantineController:
         if self._service is None or self._left_s() <= 0:
             return
         now_s, is_dry = asyncio.get_running_loop().time(), self._is_dry()
-        self._swaps = self._verdicts.swaps(self._service, self.settings.policy, now_s, is_dry=is_dry)
+        policy = self.settings.policy
+        silent = frozenset(name for name in self._known if self._reports.is_silent(name, now_s, policy))
+        service = replace(self._service, silent=silent)
+        self._swaps = self._verdicts.swaps(service, policy, now_s, is_dry=is_dry)
         self._jobs.heed_verdicts(self._swaps.moving)
 
     def _note_config(self, _: ObjectName, __: object, new: KubernetesObject | None) -> None:

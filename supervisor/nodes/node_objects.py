@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.fileio import strict_json
+from holdfast.fileio.strict_json import RejectedJson
 from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes.names import (
     CONDITION,
@@ -109,7 +111,27 @@ def prune(
 
 
 def read(found: Mapping[str, Any]) -> KnownNode:
-    """Return what a Node object says. If Holdfast's record is unreadable, the node is `refused`."""
+    """Return what a Node object says. If any of it is unreadable, the node is `refused`. Never raises."""
+    try:
+        return _read(found)
+    except Exception as error:  # the other nodes must survive a Node that nobody has thought of
+        return _unreadable(found, f"the Node is unreadable: {error!r}"[:MAX_WHY])
+
+
+def _unreadable(found: Mapping[str, Any], why: str) -> KnownNode:
+    """Return a node of which only the identity is known. It counts as out, because it may have a taint."""
+    metadata = _mapping(found.get("metadata"))
+    view = NodeView(
+        str(metadata.get("name", "")),
+        version=str(metadata.get("resourceVersion", "")),
+        refused=why,
+        cordoned=True,
+    )
+    told = {"by": "", "why": why, "at": ""}
+    return KnownNode(view, str(metadata.get("uid", "")), "", "", None, "", (), None, None, told)
+
+
+def _read(found: Mapping[str, Any]) -> KnownNode:
     metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
     notes, info = _mapping(metadata.get("annotations")), _mapping(status.get("nodeInfo"))
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
@@ -189,7 +211,9 @@ def _parsed(text: object, most: int) -> Mapping[str, Any]:
     if not isinstance(text, str) or len(text) > most:
         raise ValueError(f"it has more than {most} characters")
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_int=strict_json.integer)
+    except RejectedJson as error:
+        raise ValueError(f"it {error}") from None
     except (ValueError, RecursionError):
         raise ValueError(f"{text[:40]!r} is not JSON") from None
     if not isinstance(found, Mapping):

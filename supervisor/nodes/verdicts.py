@@ -12,6 +12,7 @@ new version together. So the same limits apply as to a taint, and they are check
   process remembers of this ends with it, so its successor may move them once more.
 - In a dry run, nobody moves, and the verdict is announced.
 - After an operator's release, nobody moves until there is another fault.
+- The verdict of an agent that has fallen silent moves nobody, because it may be days old.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from supervisor.quarantine.model import NodePolicy
 
 @dataclass(frozen=True, slots=True)
 class NodesInService:
-    """The breaker of the quarantine, the nodes that it counts as out, and those that an operator trusts."""
+    """The breaker of the quarantine, the nodes that it counts as out, and those that an operator trusts.
+
+    `silent` are the nodes whose agents the deciding process has not heard lately.
+    """
 
     breaker: Breaker
     out: frozenset[str]
     waived: frozenset[str] = frozenset()  # released by an operator, and without another fault since
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class AgentVerdicts:
     ) -> VerdictSwaps:
         """Return what to do about the verdicts, and remember which members may move."""
         self._forget(policy, now_s)
-        storms = self._storms(policy, now_s)
+        storms = self._storms(service, policy, now_s)
         bad = sorted(
             ((name, node) for name, node in self._troubled.items() if node.said),
             key=lambda each: (not each[1].moves, each[1].turned_s, each[0]),
@@ -106,7 +111,10 @@ class AgentVerdicts:
             if name in service.waived:
                 continue
             is_out = name in service.out
-            why = storms.get("") or storms.get(node.rack, "")
+            why = ""
+            if name in service.silent:
+                why = f"its agent has not been heard within {policy.stale_s:.0f} s"
+            why = why or storms.get("") or storms.get(node.rack, "")
             if not why and not node.moves and now_s < node.moved_s + policy.cooldown_s:
                 why = (
                     "its verdict has changed again, and its members have moved already within"
@@ -119,7 +127,7 @@ class AgentVerdicts:
                 continue
             room -= not is_out
             moving[name] = node.said
-            if not node.moves:
+            if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
         if is_dry:
             return VerdictSwaps(held=held, would=moving)
@@ -137,10 +145,10 @@ class AgentVerdicts:
         }
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
-    def _storms(self, policy: NodePolicy, now_s: float) -> dict[str, str]:
+    def _storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> dict[str, str]:
         """Return why nobody moves, by rack; for "", nobody in the pool moves."""
         recent = [each for each in self._troubled.values() if each.turned_s > now_s - policy.storm_window_s]
-        found = {"": self._storm_of_pool(recent, policy)}
+        found = {"": self._storm_of_pool(recent, service, policy)}
         racks: dict[str, int] = {}
         for each in recent:
             racks[each.rack] = racks.get(each.rack, 0) + 1
@@ -154,9 +162,9 @@ class AgentVerdicts:
             found[rack] = found.get(rack) or "a storm has not been over for long enough"
         return found
 
-    def _storm_of_pool(self, recent: list[_Node], policy: NodePolicy) -> str:
+    def _storm_of_pool(self, recent: list[_Node], service: NodesInService, policy: NodePolicy) -> str:
         total = len(self._nodes)
-        bad = sum(1 for each in self._troubled.values() if each.said)
+        bad = sum(1 for name, each in self._troubled.items() if each.said and name not in service.silent)
         if bad >= 2 and 2 * bad > total:
             return f"a storm: the agents of {bad} of {total} nodes report faults"
         if len(recent) >= max(policy.storm_nodes, int(policy.storm_share * total)):

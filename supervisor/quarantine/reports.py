@@ -18,8 +18,9 @@ from typing import Any
 
 from holdfast.node_report import DEGRADED, MAX_WORD, SCHEMA, UNHEALTHY
 from supervisor.quarantine import evidence
-from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Report
+from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Report, is_usable
 
+_MOST_WHY = 300  # characters of the reason for a refusal
 MAX_ITEMS = 10_000  # limit for the entities, findings or sensors of one report
 
 
@@ -53,6 +54,15 @@ def heard(
     Args:
         received: The newest reports of all senders. Those under the names of other nodes are ignored.
     """
+    try:
+        return _heard(node, machine, received, now_s, policy)
+    except Exception as error:  # the plan for all nodes must survive a report that nobody has thought of
+        return _refused(node, f"its report is invalid: {error!r}"[:_MOST_WHY])
+
+
+def _heard(
+    node: NodeView, machine: Machine, received: Sequence[Received], now_s: float, policy: NodePolicy
+) -> NodeView:
     mine = sorted((each for each in received if each.node == node.name), key=lambda each: each.at_s)
     # A report from before the boot is no reason to refuse, but it is not used, because it describes an
     # earlier boot.
@@ -230,11 +240,14 @@ def _words(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_usable(value):
         raise BadReport(f"{name} is {_brief(value)}; expected a number")
     return float(value)
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, or nested too deeply
+        text = f"a {type(value).__name__}"
     return text if len(text) <= MAX_WORD else f"{text[:MAX_WORD]}..."

@@ -5,7 +5,6 @@ Another version may have written it. Missing fields get their default values, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from supervisor.quarantine.model import (
     Quarantine,
     RunFault,
     Waiver,
+    is_usable,
 )
 
 Record = TypeVar("Record", Quarantine, Waiver, PastQuarantine, RunFault)
@@ -87,7 +87,7 @@ def _fit(value: object, kind: str, where: str) -> Any:
     if kind.endswith("| None") and value is None:
         return None
     if kind.startswith("float") and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
+        if is_usable(value):
             return float(value)
     elif kind.startswith("tuple"):
         if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):

@@ -8,6 +8,8 @@ import json
 import zlib
 from typing import Any
 
+from holdfast.fileio import strict_json
+
 MAX_BYTES = 4 << 20  # the largest text after decompression; a larger one is rejected
 _COMPRESSED = "zlib:"
 
@@ -34,6 +36,6 @@ def unpack(text: str) -> Any:
             if not unpacker.eof:
                 raise UnreadableText(f"more than {MAX_BYTES} bytes, or cut off")
             text = data.decode()
-        return json.loads(text)
+        return json.loads(text, parse_int=strict_json.integer)
     except (binascii.Error, zlib.error, RecursionError, ValueError) as error:
         raise UnreadableText(str(error)) from None

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.protocol.foreign_text import one_line
 from supervisor.admission import pod_layout
 from supervisor.cli import commands
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
@@ -53,7 +54,7 @@ def show(connection: ClusterConnection, command: commands.Nodes) -> int:
     elif not rows:
         say("no node has an agent: install it to have the health of the nodes watched")
     else:
-        say_all([*lines(rows, now_s), *footer(pool, len(nodes) - len(rows)), *notes])
+        say_all([*lines(rows, now_s), *footer(pool, len(nodes) - len(rows)), *map(one_line, notes)])
     return 0
 
 
@@ -146,7 +147,7 @@ def footer(pool: NodePool, others: int) -> list[str]:
     found = [pool.breaker_line, *(each.why for each in pool.plan.holds if not each.node)]
     if others:
         found.append(f"{count(others, 'node')} without an agent not listed")
-    return found
+    return list(map(one_line, found))
 
 
 # -- one node
@@ -194,7 +195,8 @@ def explanation(found: Mapping[str, Any], now_s: float) -> list[str]:
         left_s = max(0.0, found["waiver"]["until"] - now_s)
         out.append(f"  waived       {ago(found['waiver']['at'])}, for another {seconds(left_s)}")
     out += [f"  release      when {each}" for each in found["release_needs"]]
-    return [*out, f"  breaker      {found['breaker']}", *(f"  pool         {each}" for each in found["pool"])]
+    out += [f"  breaker      {found['breaker']}", *(f"  pool         {each}" for each in found["pool"])]
+    return list(map(one_line, out))
 
 
 def _check_name(name: str, nodes: Sequence[KnownNode]) -> None:

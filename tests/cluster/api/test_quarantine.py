@@ -292,6 +292,7 @@ async def test_the_supervisor_can_change_nothing_else_of_a_node(
         ({"status": {"conditions": [{"type": "Ready", "status": "False"}, held]}}, "status"),
         ({"status": {"capacity": {"nvidia.com/gpu": "8"}}}, "status"),
         ({"status": {"nodeInfo": {"bootID": "b2"}}}, "status"),
+        ({"status": {"phase": "Terminated"}}, "status"),
         ({"metadata": {"annotations": {"example.com/new": "1"}}}, "status"),
     ]
     assert [each for each in allowed if not await change(*each)] == []
@@ -336,6 +337,8 @@ async def test_nobody_can_request_in_another_name_or_change_anothers_request(
         assert not await annotates(limited, request="release", by="eva")
         assert await annotates(limited, request="release", by=me)
         assert not await annotates(api, request="quarantine: not hers")
+        assert not await annotates(api, request="quarantine: not hers", by=None)
+        assert not await annotates(limited, by=None), "nor does a request lose its name"
         assert await annotates(limited, request=None, by=None)
         assert await annotates(limited, request="release"), "a request need not name anybody"
         assert all("must be the name of the user who requests" in each for each in refusals), refusals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ CLUSTER_WIDE = {
 NODES = "holdfast-nodes"  # the namespace of the node agent
 AGENT = "holdfast-nodeagent"
 READ = {"get", "list", "watch"}
+Notes = dict[str, str] | None  # the annotations of a Node; None if there is no Node
 PROGRAMS = {"holdfast-supervisor": "supervisor", "holdfast-webhook": "webhook"}
 
 
@@ -266,6 +268,83 @@ def test_the_policy_on_changes_of_nodes_names_what_the_code_writes() -> None:
     text = " ".join(each["expression"] for each in spec["validations"])
     assert f'"{names.TAINT}"' in text
     assert f'"{names.CONDITION}"' in text
+
+
+# The fields of NodeSpec and NodeStatus up to Kubernetes 1.35, of which the API server may ignore some
+SPEC = {"configSource", "externalID", "podCIDR", "podCIDRs", "providerID", "taints", "unschedulable"}
+STATUS = {
+    "addresses", "allocatable", "capacity", "conditions", "config", "daemonEndpoints", "declaredFeatures",
+    "features", "images", "nodeInfo", "phase", "runtimeHandlers", "volumesAttached", "volumesInUse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "ours"), [("spec", SPEC, "taints"), ("status", STATUS, "conditions")]
+)
+def test_the_policy_on_changes_of_nodes_compares_each_field_with_the_old_one(
+    part: str, fields: set[str], ours: str
+) -> None:
+    spec = of_kind("ValidatingAdmissionPolicy")["holdfast-node-changes"]["spec"]
+    compared = {
+        name
+        for rule in spec["validations"]
+        for name, old in re.findall(
+            rf"object\.\??{part}\.\?(\w+)\S* == oldObject\.\??{part}\.\?(\w+)", rule["expression"]
+        )
+        if name == old
+    }
+    assert compared == fields - {ours}
+
+
+def _cel_holds(expression: str, old: Notes, new: Notes, user: str = "") -> bool:
+    """Evaluate an expression of `node-requests.yaml` on the annotations of a Node, as Python.
+
+    The expressions read nothing else of the Node. What the translation does not know is a syntax error.
+    """
+    notes = {"object": new, "oldObject": old, "request": user}
+    python = re.sub(
+        r"\b(object|oldObject)\.metadata\.(\?annotations\.orValue\(\{\}\)|annotations)", r"\1", expression
+    )
+    python = re.sub(r"(\w+)\[\?(.+?)\]\.orValue\(\"\"\)", r'\1.get(\2, "")', python)
+    python = re.sub(r"(\[[^\]]*\])\.exists\((\w+),(.*)\)$", r"any((\3) for \2 in \1)", python)
+    for cel, word in (
+        ("&&", " and "),
+        ("||", " or "),
+        ("null", "None"),
+        ("request.userInfo.username", "request"),
+    ):
+        python = python.replace(cel, word)
+    return bool(eval(python, {"__builtins__": {"any": any}, **notes}))
+
+
+ASKED, ASKED_BY = names.REQUEST, names.REQUESTED_BY
+ALICES = {ASKED: "quarantine: Xid 79", ASKED_BY: "alice"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_allowed"),
+    [
+        (ALICES, {ASKED: "release"}, False),
+        (ALICES, {ASKED: "quarantine: Xid 79"}, False),
+        (ALICES, {**ALICES, ASKED: "release"}, False),
+        (ALICES, {ASKED: "release", ASKED_BY: "bob"}, True),
+        (ALICES, {}, True),
+        (ALICES, {**ALICES, "other": "x"}, True),
+        ({}, ALICES, False),
+        (None, ALICES, False),
+        (None, {ASKED: "release"}, True),
+        ({}, {ASKED: "release"}, True),
+        ({ASKED: "quarantine: x"}, {ASKED: "release"}, True),
+        ({}, {ASKED: "release", ASKED_BY: "bob"}, True),
+    ],
+)
+def test_bob_can_neither_request_as_alice_nor_replace_her_request_without_a_name(
+    old: Notes, new: Notes, is_allowed: bool
+) -> None:
+    spec = of_kind("ValidatingAdmissionPolicy")["holdfast-requested-by"]["spec"]
+    applies = all(_cel_holds(each["expression"], old, new) for each in spec["matchConditions"])
+    (rule,) = spec["validations"]
+    assert (not applies or _cel_holds(rule["expression"], old, new, "bob")) == is_allowed
 
 
 def test_the_resource_has_the_fields_that_the_supervisor_writes() -> None:

@@ -146,3 +146,8 @@ def test_unknown_figures_of_a_script_that_keeps_its_own_state_are_named() -> Non
     )
     first = incident(own_state=True, generation=1)
     assert wording.what(first) == "rank 1 was killed by SIGKILL at step 812"
+
+
+def test_a_row_of_a_table_is_one_line_whatever_its_cells_contain() -> None:
+    rows = [("a\nb", "\x1b[31m1\x1b[0m"), ("c\td\r\n\u2028e", "22")]
+    assert wording.table(("NAME", "N"), rows, frozenset({1})) == ["NAME    N", "a b     1", "c d e  22"]

@@ -177,3 +177,8 @@ def test_standbys_and_members_that_are_about_to_end_are_shown() -> None:
         "standbys    reserve 8 GPUs and 1.5 cores; 4 GPU hours and 0.75 core hours so far",
         "standbys    missing: no node has room",
     ]
+
+
+def test_the_note_of_a_script_is_one_line_of_the_status() -> None:
+    ranks = [{"rank": 0, "note": "slow disk\n  state  all is saved\x1b[2J"}]
+    assert "  warning     slow disk   state  all is saved" in page(ranks=ranks)

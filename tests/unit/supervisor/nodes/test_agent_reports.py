@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +48,20 @@ def test_the_report_of_a_recreated_node_is_not_that_of_its_predecessor() -> None
     assert heard((first, 0.0), (second, 10.0), now_s=10.0).report is None
 
 
+def test_an_agent_is_silent_until_its_report_or_its_verdict_changes_and_again_after_a_while() -> None:
+    reports, node = AgentReports(), known(report_text("a"))
+    assert reports.is_silent("a", 0.0, POLICY)
+    reports.note(node, 0.0)
+    reports.note(node, 10.0)
+    assert reports.is_silent("a", 10.0, POLICY), "it may have died long ago"
+    judged = replace(node, verdict="GPU 3 is lost")
+    reports.note(judged, 20.0)
+    assert not reports.is_silent("a", 20.0 + POLICY.stale_s, POLICY)
+    assert reports.is_silent("a", 21.0 + POLICY.stale_s, POLICY)
+    reports.note(replace(judged, report_at="later"), 500.0)
+    assert not reports.is_silent("a", 501.0, POLICY)
+
+
 def test_a_node_is_awaited_only_at_the_beginning() -> None:
     reports, node = AgentReports(), known(report_text("a"))
     reports.note(node, 0.0)
@@ -77,6 +93,20 @@ def test_a_report_that_is_wrong_is_refused_and_the_next_good_one_is_heard(text: 
     reports.note(known(report_text("a", at_s=7.0)), 200.0)
     view = reports.view(first, 201.0, POLICY)
     assert (view.refused, view.silent_s) == ("", 1.0)
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "[" * 980 + "]" * 980])
+@pytest.mark.parametrize("name", ["node", "boot_id", "at_s", "schema", "clean_s"])
+def test_whatever_a_report_says_only_its_own_node_is_refused(name: str, value: str) -> None:
+    raw = {**json.loads(report_text("a")), name: "VALUE"}
+    reports, first = AgentReports(), known(report_text("a"))
+    reports.note(first, 0.0)
+    bad = known(json.dumps(raw).replace('"VALUE"', value))
+    reports.note(bad, 1.0)
+    view = reports.view(bad, 2.0, POLICY)
+    assert view.report is None
+    assert view.refused
+    assert len(view.refused) < 500
 
 
 def test_a_report_from_before_the_boot_is_no_longer_used() -> None:

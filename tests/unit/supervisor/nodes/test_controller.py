@@ -279,6 +279,30 @@ async def test_a_deleted_node_is_forgotten(place: Place) -> None:
     assert not served.is_tainted("a")
 
 
+NUMBERS = ("1" + "0" * 400, "1" + "0" * 5000, "-1" + "0" * 307, "1e308")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("key", [REPORT, RECORD])
+async def test_a_number_that_nobody_can_compute_with_stops_the_quarantine_of_its_own_node_alone(
+    place: Place, key: str, number: str
+) -> None:
+    served = place.served
+    place.served.configure(max_share="1")
+    made = await place.lead()
+    text = f'{{"released_at_s": {number}}}'
+    if key == REPORT:
+        raw = json.loads(report_text("c", XID, at_s=time.time()))
+        raw["entities"][0]["findings"][0]["since_s"] = "SINCE"
+        text = json.dumps(raw).replace('"SINCE"', number)
+    served.annotate("c", key, text)
+    served.report("a", XID)
+    await served.until(is_settled(served, "a"))
+    await served.until(lambda: "QuarantineAlert" in served.reasons("c"))
+    assert not any(each.done() for each in place.leaders)
+    assert [each.name for each in made._plan().pool.nodes if each.refused] == ["c"]
+
+
 class WatchedJobs(NoJobs):
     """Jobs that remember which verdicts they were told to heed."""
 
@@ -330,7 +354,23 @@ async def test_a_new_leader_heeds_a_verdict_before_it_has_heard_all_agents(place
     for name in ("a", "b", "c"):
         place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
     await place.lead(hears=False)
+    await place.served.until(lambda: "VerdictHeld" in place.served.reasons("a"))
+    place.served.report("b")
+    place.served.report("a", XID)
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+async def test_the_verdict_of_an_agent_that_has_died_moves_nobody(place: Place) -> None:
+    jobs = place.jobs = WatchedJobs()
+    for name in ("a", "b", "c"):
+        place.served.judge(name, "GPU 3 is lost" if name == "a" else "")
+    await place.lead(hears=False)
+    for name in ("b", "c"):
+        place.served.report(name)
+    await place.served.until(lambda: "VerdictHeld" in place.served.reasons("a"))
+    place.served.judge("c", "GPU 4 is lost")
+    await jobs.until(lambda: jobs.heeded[-1])
+    assert jobs.heeded == [frozenset(), {"c"}], "and no storm is seen, because that of a does not count"
 
 
 async def test_in_a_dry_run_a_verdict_is_only_announced(place: Place) -> None:

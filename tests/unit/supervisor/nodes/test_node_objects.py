@@ -64,7 +64,11 @@ def test_the_record_is_read_with_what_people_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", "[" * 100_000, '{"history": 1}', '{"waiver": []}', " " * (MAX_RECORD + 1)]
+    "text",
+    [
+        *("", "[]", "{", "[" * 100_000, '{"history": 1}', '{"waiver": []}', " " * (MAX_RECORD + 1)),
+        *(f'{{"released_at_s": {number}}}' for number in ("9" * 400, "9" * 5000, "1e300", "NaN")),
+    ],
 )
 def test_an_unreadable_record_refuses_the_node_and_counts_as_out_if_it_is_tainted(text: str) -> None:
     found = node_object(annotations={RECORD: text})
@@ -74,6 +78,12 @@ def test_an_unreadable_record_refuses_the_node_and_counts_as_out_if_it_is_tainte
     assert not known.view.cordoned
     found["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
     assert read(found).view.cordoned
+
+
+def test_a_node_that_cannot_be_read_is_refused_and_counts_as_out() -> None:
+    known = read({**node_object(), "status": {"conditions": ["no object"]}})
+    assert (known.name, known.uid, known.is_ours, known.view.cordoned) == ("a", "uid-a", True, True)
+    assert known.view.refused.startswith("the Node is unreadable: ")
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,14 @@ def test_a_report_that_cannot_be_read_is_the_reason_why_a_node_is_unknown() -> N
     row = row_of(seen(nodes), "a")
     assert (row["state"], row["alert"]) == ("unknown", True)
     assert row["why"] == "unknown: its report is invalid: '{' is not JSON"
+
+
+def test_a_number_that_nobody_can_compute_with_is_no_reason_to_describe_no_node() -> None:
+    nodes, _ = healthy_pool("a", "b")
+    report = nodes.objects["a"]["metadata"]["annotations"]["holdfast.dev/node-health"]
+    nodes.annotate(
+        "a", "holdfast.dev/node-health", report.replace('"calmed_s": null', f'"calmed_s": {"9" * 400}')
+    )
+    pool = seen(nodes)
+    assert row_of(pool, "a")["why"].startswith("unknown: its report is invalid: it has an integer of ")
+    assert row_of(pool, "b")["state"] == "healthy"

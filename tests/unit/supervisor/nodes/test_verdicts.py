@@ -22,6 +22,7 @@ class PlayedVerdicts:
         self.policy, self.now_s = policy, 1000.0
         self.out: set[str] = set()
         self.waived: set[str] = set()
+        self.silent: set[str] = set()
         self.verdicts = AgentVerdicts()
         for each in self.names:
             self.say(each, "")
@@ -36,7 +37,10 @@ class PlayedVerdicts:
             for each in self.names
         ]
         return NodesInService(
-            breaker.assess(len(views), views, self.policy), frozenset(self.out), frozenset(self.waived)
+            breaker.assess(len(views), views, self.policy),
+            frozenset(self.out),
+            frozenset(self.waived),
+            frozenset(self.silent),
         )
 
     def swaps(self, *, is_dry: bool = False) -> VerdictSwaps:
@@ -211,3 +215,26 @@ def test_the_last_serving_node_is_never_given_up(count: int) -> None:
         pool.say(name)
         found = pool.swaps()
     assert found.moving == frozenset()
+
+
+def test_the_verdict_of_a_silent_agent_is_held_and_is_no_sign_of_a_storm() -> None:
+    pool = PlayedVerdicts(4)
+    pool.silent = {"n00", "n01"}
+    for name in ("n00", "n01", "n02"):
+        pool.say(name)
+    found = pool.swaps()
+    assert found.moving == {"n02"}
+    assert found.held["n00"] == f"{BAD}; its members stay: its agent has not been heard within 120 s"
+    pool.silent = {"n00"}
+    assert pool.swaps() == VerdictSwaps(frozenset({"n02"}), pool.swaps().held), "the breaker is full"
+
+
+def test_a_dry_run_moves_nobody_and_so_starts_no_cooldown() -> None:
+    pool = PlayedVerdicts(10)
+    pool.say("n00")
+    assert pool.swaps(is_dry=True).would == {"n00": BAD}
+    pool.say("n00", "")
+    pool.swaps()
+    pool.now_s += 20.0
+    pool.say("n00")
+    assert pool.swaps() == VerdictSwaps(frozenset({"n00"}))

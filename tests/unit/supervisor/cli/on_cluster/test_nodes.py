@@ -50,6 +50,20 @@ def pool(server: ApiStandIn) -> NodesInMemory:
     return nodes
 
 
+def test_no_text_of_an_agent_looks_like_another_node(
+    capsys: Printed, server: ApiStandIn, pool: NodesInMemory
+) -> None:
+    forged = "gpu-9  quarantined  9d"
+    pool.report("gpu-2", {**XID, "device": f"GPU\n{forged}\x1b[2J", "origins": [f"nvml\r\n{forged}"]})
+    place(server, pool)
+    listed = printed("nodes", capsys)
+    assert forged in listed
+    explained = printed("nodes explain gpu-2", capsys)
+    assert forged in explained
+    lines = [*listed.splitlines(), *explained.splitlines()]
+    assert not [each for each in lines if each.startswith("gpu-9")]
+
+
 def test_the_nodes_are_listed_with_their_states_and_the_breaker(
     capsys: Printed, server: ApiStandIn, pool: NodesInMemory
 ) -> None:
