@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.decision.places import resizing
+from supervisor.decision.places import joining, resizing
 from supervisor.view.model import Policy, Secure, Start, Warn
 from tests.simulation.cluster.member import Content
 from tests.simulation.cluster.scripts import actions
@@ -17,7 +19,7 @@ from tests.simulation.cluster.world import World
 STEPS, STEP_MS = 160, 400  # longer than the waits and hold times
 THREE = Policy(members=3, min_members=2, checkpoint_every_s=4.0, max_restarts=1000)
 AT_MS, NEVER_MS = 5000, 10**9
-HOLD_MS = int(resizing.HOLD_S * 1000)
+HOLD_MS = int(joining.HOLD_S * 1000)
 
 
 def world(policy: Policy = THREE, *, steps: int = STEPS, resizes: bool = True, **given: object) -> World:
@@ -151,7 +153,7 @@ def test_a_member_that_comes_and_goes_resizes_the_group_less_and_less_often() ->
     waits_s = [(at - max(each for each in shrunk if each < at)) / 1e9 for at in grown]
     assert len(waits_s) >= 3
     for number, wait_s in enumerate(waits_s):
-        assert wait_s >= min(resizing.MAX_HOLD_S, resizing.HOLD_S * 2**number)
+        assert wait_s >= min(joining.MAX_HOLD_S, joining.HOLD_S * 2**number)
 
 
 def test_the_supervisor_may_die_at_any_point_of_a_change_of_size() -> None:
@@ -165,6 +167,49 @@ def test_the_supervisor_may_die_at_any_point_of_a_change_of_size() -> None:
             assert is_whole(ended), point
             assert [len(placement) for _, placement, _ in groups(ended)] in ([2, 3], [3]), point
             assert all(lost == 0 for cause, _, lost in groups(ended) if cause == "growth"), point
+
+
+BROKEN = ("raise", "leave", "crash", "kill", "hang", "lose")  # what happens on the node of a joiner
+
+
+def with_broken_joiners(what: str, **given: object) -> World:
+    """Return a group whose lost member is only ever replaced by members on broken nodes."""
+    policy = replace(THREE, max_restarts=2)  # so joiners would soon use up the restarts
+    made = world(policy, broken={f"m{number}": what for number in range(3, 99)}, **given)  # type: ignore[arg-type]
+    return made.at(AT_MS, lose("m1", back_ms=20_000))
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_joiner_that_fails_at_once_never_ends_the_smaller_group(what: str) -> None:
+    ended = with_broken_joiners(what, steps=300).run(400.0)
+    assert is_whole(ended)
+    assert [past.kind for past in ended.memory.history] == ["member_lost"], "only the first loss counts"
+    assert [placement for _, placement, _ in groups(ended) if len(placement) == 2] == [("m0", "m2")] * (
+        (len(groups(ended)) + 1) // 2
+    ), "each joiner is left out after its first failure"
+    assert len(groups(ended)) >= 5
+    assert all(lost == 0 for _, _, lost in groups(ended)[1:])
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_each_joiner_that_fails_doubles_the_time_until_the_next_one(what: str) -> None:
+    ended = with_broken_joiners(what, steps=300).run(400.0)
+    starts = [(view.now_ns, len(a.placement)) for view, a, _ in ended.journal if isinstance(a, Start)][1:]
+    waits_s = [(after - before) / 1e9 for (before, _), (after, size) in pairwise(starts) if size == 3]
+    assert len(waits_s) >= 2
+    for number, wait_s in enumerate(waits_s):
+        assert wait_s >= joining.HOLD_S * 2**number
+
+
+@pytest.mark.parametrize("what", ["raise", "hang"])
+def test_the_supervisor_may_die_at_any_point_while_a_joiner_fails(what: str) -> None:
+    whole = with_broken_joiners(what, steps=140).run(300.0)
+    starts = [n for n, (_, action, _) in enumerate(whole.journal) if isinstance(action, Start)]
+    first, last = whole.decided[starts[2] - 1] - 2, whole.decided[starts[3] + 1] + 2
+    for point in range(first, last, 3):
+        ended = with_broken_joiners(what, steps=140, kills=frozenset({point})).run(300.0)
+        assert is_whole(ended), point
+        assert {len(placement) for _, placement, _ in groups(ended)[:3]} == {2, 3}, point
 
 
 @st.composite

@@ -61,6 +61,7 @@ class World:
     kills: frozenset[int] = frozenset()
     supervisor_ms: int = 300  # until its successor starts
     cues: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)  # what happens on a member in each step
     boot_ms: int = 500
     sidecar_ms: int = 200
     hang_ms: int = 600
