@@ -479,6 +479,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     shrinks_ns = resizing.shrinks_at_ns(view, policy, able) if not hoped else None
     if shrinks_ns is not None and view.now_ns >= shrinks_ns:
         return None
+    if failed and view.unrecorded and not away:
+        until_ns = view.now_ns + int(closing.IDLE_S * SECOND_NS)
+        return Wait(
+            until_ns, f"{', '.join(failed)} failed on joining and is left out once this can be recorded"
+        )
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)

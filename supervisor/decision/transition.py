@@ -595,6 +595,11 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
 )
 
 
+def is_resized(before: JobState, after: JobState) -> bool:
+    """True if a decision changes the size of the group. It is only carried out if it could be recorded."""
+    return before.sizes != after.sizes
+
+
 def taken_over(memory: JobState, now_ns: int) -> JobState:
     """Return the job's state for a supervisor that takes over at `now_ns`.
 

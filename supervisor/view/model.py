@@ -470,6 +470,8 @@ class View:
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
+    # True if the newest decision could not be recorded, so that a next supervisor would not know it
+    unrecorded: bool = field(default=False, metadata=added())
 
     def member(self, name: str) -> MemberView | None:
         return _by_name(self.members).get(name)

@@ -212,6 +212,53 @@ def test_the_supervisor_may_die_at_any_point_while_a_joiner_fails(what: str) -> 
         assert {len(placement) for _, placement, _ in groups(ended)[:3]} == {2, 3}, point
 
 
+def full_disk(now: World, is_full: bool) -> None:
+    now.disk_full = is_full
+
+
+@pytest.mark.parametrize(
+    ("full_ms", "free_ms", "kill_ms"),
+    [
+        (20_000, 33_000, 33_000),
+        (4000, 12_000, 12_000),
+        (4000, 14_100, 14_000),
+        (4900, 9600, 9500),
+        (5500, 9600, 9500),
+        (14_000, 30_000, 17_000),
+        (24_500, 50_000, 30_000),
+    ],
+)
+def test_whoever_takes_over_knows_how_many_ranks_saved_the_state(
+    full_ms: int, free_ms: int, kill_ms: int
+) -> None:
+    made = world().at(AT_MS, lose("m1", back_ms=20_000)).at(full_ms, partial(full_disk, is_full=True))
+    made.at(kill_ms, World.kill_supervisor).at(free_ms, partial(full_disk, is_full=False))
+    ended = made.run(300.0)
+    assert is_whole(ended)
+    checked = 0
+    for _, action, after in ended.journal:
+        restore = after.launch.restore if isinstance(action, Start) and after.launch is not None else None
+        if restore is not None and after.launch is not None and restore.generation in ended.group.launches:
+            told = restore.world_size or after.launch.world_size
+            assert told == ended.group.launches[restore.generation].world_size
+            checked += 1
+    assert checked
+    assert ended.memory.world_size == 3
+
+
+def test_a_group_is_not_resized_before_decisions_can_be_recorded() -> None:
+    made = world().at(AT_MS, lose("m1", back_ms=15_000)).at(4000, partial(full_disk, is_full=True))
+    ended = made.at(60_000, partial(full_disk, is_full=False)).run(300.0)
+    assert is_whole(ended)
+    assert [placement for _, placement, _ in groups(ended)] == [("m0", "m3", "m2")]
+    made = world(steps=300).at(AT_MS, lose("m1", back_ms=20_000)).at(17_000, partial(full_disk, is_full=True))
+    ended = made.at(60_000, partial(full_disk, is_full=False)).run(300.0)
+    assert is_whole(ended)
+    grown = [view.now_ns for view, a, _ in ended.journal if isinstance(a, Start) and len(a.placement) == 3]
+    assert len(grown) == 2
+    assert grown[1] >= 60e9, "it grows once the disk has room"
+
+
 @st.composite
 def disturbed(draw: st.DrawFn) -> World:
     """Draw a group that loses members at random times, whose replacements need a random time."""

@@ -36,8 +36,12 @@ def grows_at_ns(memory: JobState) -> int:
 
 
 def may_grow(view: View) -> bool:
-    """True if the group is smaller than requested and has trained for long enough to grow."""
-    return bool(view.memory.reduced_by) and view.now_ns >= grows_at_ns(view.memory)
+    """True if the group is smaller than requested and has trained for long enough to grow.
+
+    It does not grow while the decision cannot be recorded.
+    """
+    memory = view.memory
+    return bool(memory.reduced_by) and not view.unrecorded and view.now_ns >= grows_at_ns(memory)
 
 
 def on_trial(view: View, policy: Policy) -> tuple[str, ...]:

@@ -55,7 +55,11 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         elif standbys:
             chosen.append((position, standbys.pop(0)))
     able = [name for name in standbys if usable[name].departure is None]
-    added = able[: max(0, policy.members - len(chosen))] if memory.reduced_by and not failed else []
+    added = (
+        able[: max(0, policy.members - len(chosen))]
+        if memory.reduced_by and not (failed or view.unrecorded)
+        else []
+    )
     return (*chosen, *((-1, name) for name in added))
 
 

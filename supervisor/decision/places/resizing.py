@@ -7,6 +7,9 @@ samples from `holdfast.Batches`.
 
 Each change of the size costs a restart. A group therefore waits a little for a replacement before it goes on
 smaller, and has to train for a while before it grows. A member that comes and goes makes this time longer.
+
+A group is only resized while decisions can be recorded. Otherwise, a next supervisor would not know the new
+size: it would take the state of a part of the ranks for a whole one, or have the script adapt twice.
 """
 
 from __future__ import annotations
@@ -34,11 +37,17 @@ def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
 def shrinks_at_ns(view: View, policy: Policy, chosen: Sequence[str]) -> int | None:
     """Return when the group goes on with only the chosen members; None if it may not.
 
+    It may not become smaller while the decision cannot be recorded.
+
     A group that is already smaller does not wait again if all of its members are there, except those that
     failed when they joined it.
     """
     memory = view.memory
     if not memory.resizable or not max(1, joining.least_members(policy)) <= len(chosen) < policy.members:
+        return None
+    if len(chosen) >= len(memory.placement):
+        return memory.since_ns
+    if view.unrecorded:
         return None
     if len(chosen) >= len(memory.placement) - len(joining.failed(view, policy)):
         return memory.since_ns

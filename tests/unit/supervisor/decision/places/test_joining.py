@@ -140,3 +140,12 @@ def test_a_joiner_whose_script_cannot_start_is_left_out(joined: tuple[str, ...])
     if joined:
         assert joining.failed(stopped(*action.faults), POLICY) == ("m3",)
         assert action.faults[0].detail == "on member m3, the script failed 3 times before it joined"
+
+
+def test_a_group_that_cannot_record_the_change_waits_to_leave_a_joiner_out_and_does_not_end() -> None:
+    seen = replace(stopped(of("m3"), now_s=60.0 + POLICY.form_s), unrecorded=True)
+    waits = decide(seen, POLICY)
+    assert isinstance(waits, Wait)
+    assert waits.until_ns > seen.now_ns
+    assert waits.why == "m3 failed on joining and is left out once this can be recorded"
+    assert isinstance(decide(replace(seen, unrecorded=False), POLICY), Start)
