@@ -169,6 +169,18 @@ def test_the_supervisor_may_die_at_any_point_of_a_change_of_size() -> None:
             assert all(lost == 0 for cause, _, lost in groups(ended) if cause == "growth"), point
 
 
+def test_a_restart_does_not_shorten_the_time_until_a_member_joins() -> None:
+    """A rank fails when the replacement is ready, but the smaller group has hardly trained."""
+    made = world(cues={(1, 16): ("kill", 1)}).at(AT_MS, lose("m1", back_ms=10_500))
+    ended = made.run(200.0)
+    assert is_whole(ended)
+    starts = [(view.now_ns, a) for view, a, _ in ended.journal if isinstance(a, Start)][1:]
+    assert [len(a.placement) for _, a in starts] == [2, 2, 3]
+    assert starts[1][1].cause is not None
+    assert starts[1][1].cause.kind == "crash"
+    assert starts[2][0] - starts[1][0] >= joining.HOLD_S * 1e9, "it waits from the last start on"
+
+
 BROKEN = ("raise", "leave", "crash", "kill", "hang", "lose")  # what happens on the node of a joiner
 
 

@@ -15,8 +15,9 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
     about to end. Such a member never gets ranks that it does not have, unless its node is only suspected to
-    be faulty and there is no other one. If the group is smaller than requested, the other standbys join it
-    at its end. One that then fails before the group's first step is left out again.
+    be faulty and there is no other one. If the group is smaller than requested and has trained for long
+    enough, the other standbys join it at its end. One that then fails before the group's first step is left
+    out again.
     """
     return tuple(name for _, name in _choose(view, policy))
 
@@ -55,11 +56,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         elif standbys:
             chosen.append((position, standbys.pop(0)))
     able = [name for name in standbys if usable[name].departure is None]
-    added = (
-        able[: max(0, policy.members - len(chosen))]
-        if memory.reduced_by and not (failed or view.unrecorded)
-        else []
-    )
+    added = able[: max(0, policy.members - len(chosen))] if joining.may_grow(view) and not failed else []
     return (*chosen, *((-1, name) for name in added))
 
 

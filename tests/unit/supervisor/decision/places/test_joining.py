@@ -149,3 +149,11 @@ def test_a_group_that_cannot_record_the_change_waits_to_leave_a_joiner_out_and_d
     assert waits.until_ns > seen.now_ns
     assert waits.why == "m3 failed on joining and is left out once this can be recorded"
     assert isinstance(decide(replace(seen, unrecorded=False), POLICY), Start)
+
+
+def test_a_restart_does_not_let_a_member_join_before_the_time_is_over() -> None:
+    given: dict[str, Any] = {"placement": ("m0", "m2"), "world_size": 2, "reduced_by": 1, "joined": ()}
+    seen = stopped(of("m2", number=1), **{**given, "sizes": GROWN["sizes"][:1]})
+    assert placement.choose_members(seen, POLICY) == ("m0", "m2")
+    later = replace(seen, now_ns=joining.grows_at_ns(seen.memory))
+    assert placement.choose_members(later, POLICY) == ("m0", "m2", "m3")
