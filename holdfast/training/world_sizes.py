@@ -31,7 +31,7 @@ class WorldSizes:
     """The numbers of ranks of a run, up to this rank's generation."""
 
     def __init__(self, world_size: int, saved_by: int = 0) -> None:
-        """`saved_by` is the number of ranks that saved the state; 0 for the same number."""
+        """`saved_by` is the number of ranks that saved the state, as the supervisor knows it; 0: the same."""
         self._now, self._before = world_size, saved_by or world_size
         self.steps: tuple[SizedSteps, ...] = (SizedSteps(0, self._before),)
         self.hook: OnResize | None = None
@@ -49,10 +49,15 @@ class WorldSizes:
         return {SIZES_KEY: [[each.first, each.world_size] for each in self.steps]}
 
     def restore(self, document: Mapping[str, Any], step: int) -> None:
-        """Take the sizes from the document of the snapshot of `step`. Raises BadInput if they are invalid."""
+        """Take the sizes from the document of the snapshot of `step`. Raises BadInput if they are invalid.
+
+        The ranks that saved the document knew their number. A supervisor may not, if its predecessor could
+        not record a change. The document therefore takes precedence.
+        """
         found = document.get(SIZES_KEY)
         if found is not None:
             self.steps = tuple(_read(found))
+            self._before = self.steps[-1].world_size
         if self.steps[-1].world_size != self._now:
             earlier = tuple(each for each in self.steps if each.first < step)
             if not earlier or earlier[-1].world_size != self._now:

@@ -216,6 +216,8 @@ class Job:
             await self.journal.write(view, self.policy, action, after, self.bookkeeping.ledger.snapshot())
         finally:
             self._being_recorded = None
+        if self.journal.error and transition.is_resized(before, after):
+            return  # the next decision sees that nothing can be recorded, and keeps the size
         if after.since_ns == view.now_ns:  # do not count the wait for the journal against members
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
@@ -236,6 +238,8 @@ class Job:
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     def _journal_failed(self, error: str) -> None:
+        if self.publisher.journal_error and not error:
+            self.wake.set()  # the group may be resized again
         self.publisher.journal_error = error
 
     def _account(self, view: View, action: RunAction, before: JobState, after: JobState) -> None:
@@ -365,7 +369,8 @@ class Job:
         members = tuple(self._member(name, name in present, now_ns) for name in dict.fromkeys(names))
         if leaving:
             members = tuple(self._with_departure(each, leaving.get(each.name)) for each in members)
-        view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored)
+        unrecorded = bool(self.journal.error)
+        view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored, unrecorded=unrecorded)
         view = departures.without_ended(view, self.policy)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
 

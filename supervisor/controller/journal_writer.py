@@ -54,7 +54,7 @@ class JournalWriter:
         self._submitted_s = 0.0  # when it was submitted
         self._line: Future[None] | None = None  # completes when the newest line has been written
         self._failed = failed
-        self._error = ""
+        self.error = ""  # why the newest line is not stored, as far as known
 
     async def write(
         self, view: View, policy: Policy, action: RunAction, after: JobState, ledger: Any
@@ -91,7 +91,7 @@ class JournalWriter:
         away.
         """
         first_held = resume_point.has_saved_state(memory) and not resume_point.has_saved_state(self._written)
-        retry = self._error and time.monotonic() - self._submitted_s >= journal.RETRY_S
+        retry = self.error and time.monotonic() - self._submitted_s >= journal.RETRY_S
         if not (first_held or retry) or self.thread.busy_s > JOURNAL_S:
             return
         with suppress(OSError):
@@ -120,7 +120,7 @@ class JournalWriter:
             self._report(str(error))
 
     def _report(self, error: str) -> None:
-        self._error = error
+        self.error = error
         self._failed(error)
 
 

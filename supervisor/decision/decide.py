@@ -17,7 +17,7 @@ from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
-from supervisor.decision.places import departures, placement, resizing
+from supervisor.decision.places import departures, joining, placement, resizing
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -75,14 +75,8 @@ class _Case:
 
     @cached_property
     def cause(self) -> Fault:
-        """The fault that explains the others.
-
-        If only victims are known, it is the loss of a silent member, if there is one.
-        """
-        cause = faults.root_cause(self.faults)
-        if _is_only_victim(cause):
-            return faults.first_silent_member(self.view) or cause
-        return cause
+        """The fault that explains the others."""
+        return faults.explanation(self.view, self.faults)
 
     @cached_property
     def resumed(self) -> ResumePoint:
@@ -267,8 +261,13 @@ def warn_of_changed_file(case: _Case) -> Warn | None:
 
 
 def give_up_without_processes(case: _Case) -> Secure | End | None:
-    end = remedy.startup_failure(case.view)
-    return _give_up(case.view, end) if end is not None else None
+    """End a run whose script cannot be started again, unless this is known only of members on trial."""
+    trial = joining.on_trial(case.view, case.policy)
+    end = remedy.startup_failure(case.view, trial)
+    if end is not None:
+        return _give_up(case.view, end)
+    unstarted = remedy.unstarted_member(case.view, trial)
+    return _secure((unstarted,)) if unstarted is not None else None
 
 
 def refuse_state_without_room(case: _Case) -> End | None:
@@ -339,7 +338,7 @@ def _next_look_ns(case: _Case) -> int:
     """Return when the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
-    grows_ns = resizing.grows_at_ns(view.memory) if view.memory.reduced_by else 0
+    grows_ns = joining.grows_at_ns(view.memory) if view.memory.reduced_by else 0
     if grows_ns > view.now_ns:
         until_ns = min(until_ns, grows_ns)
     if stall is None:
@@ -419,7 +418,7 @@ def restart_unexplained(case: _Case) -> Secure | None:
 def await_cause(case: _Case) -> Wait | None:
     """While only victims are known, wait up to `Policy.victim_s` for the fault that caused them."""
     patience_ns = case.view.memory.since_ns + int(case.policy.victim_s * SECOND_NS)
-    if not _is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
+    if not faults.is_only_victim(faults.root_cause(case.faults)) or case.view.now_ns >= patience_ns:
         return None
     return Wait(patience_ns, "only victims so far: waiting for the cause")
 
@@ -460,15 +459,17 @@ def preserve(case: _Case) -> Preserve | None:
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     """Replace lost members until the group has enough of them, and wait for the new ones.
 
-    If the user and the script allow it, the group goes on without them after a while.
+    If the user and the script allow it, the group goes on without them after a while. It does not wait for
+    members that failed when they joined it.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
     able = placement.choose_members(view, policy)
     if len(able) >= policy.members:
         return None
-    away = [name for name in memory.placement if name not in able]
+    failed = joining.failed(view, policy)
+    away = [name for name in memory.placement if name not in able and name not in failed]
     missing = members.recoverable_members(view, policy, liveness.HELD_UP_S)
-    hoped = {name: at_ns for name, at_ns in missing.items() if at_ns > view.now_ns}
+    hoped = {name: at_ns for name, at_ns in missing.items() if at_ns > view.now_ns and name not in failed}
     for name in away:
         if name not in memory.lost and name not in hoped:
             return Replace(name, f"member {name} is lost and no standby is left")
@@ -478,6 +479,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     shrinks_ns = resizing.shrinks_at_ns(view, policy, able) if not hoped else None
     if shrinks_ns is not None and view.now_ns >= shrinks_ns:
         return None
+    if failed and view.unrecorded and not away:
+        until_ns = view.now_ns + int(closing.IDLE_S * SECOND_NS)
+        return Wait(
+            until_ns, f"{', '.join(failed)} failed on joining and is left out once this can be recorded"
+        )
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
@@ -486,6 +492,8 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
     until_ns = min(deadline_ns, view.now_ns + int(timeout_s * SECOND_NS), *hoped.values())
+    if joining.barred(view):
+        until_ns = min(until_ns, joining.grows_at_ns(memory))
     unheard = [
         name for name in hoped if (m := view.member(name)) is not None and members.lacks_launcher_report(m)
     ]
@@ -546,10 +554,6 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
         return False
     secured = member.report is not None and member.report.secured_for >= view.memory.generation
     return not secured and not members.is_lost(view, member, policy)
-
-
-def _is_only_victim(cause: Fault) -> bool:
-    return cause.kind == "victim" or cause.doubtful
 
 
 # -- rules for `saving`, `stopping` and `ended`: see `closing`

@@ -70,7 +70,7 @@ def reason_to_refuse(view: View) -> End | None:
     memory = view.memory
     launch = memory.launch
     began = launch.restore.step if launch is not None and launch.restore is not None else 0
-    if memory.history or reports.furthest_step(view) > began + EARLY_STEPS:
+    if memory.history or memory.joined or reports.furthest_step(view) > began + EARLY_STEPS:
         return None
     for volume in volumes(view):
         if not volume.fits:

@@ -9,7 +9,7 @@ from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
 from supervisor.decision import refusal, resume_point
-from supervisor.decision.places import placement
+from supervisor.decision.places import joining, placement
 from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, endings, failed_start, faults, reports
 from supervisor.view.model import (
@@ -37,8 +37,10 @@ WORKED_S = 60.0  # a generation that lived this long counts as having worked, ev
 VOLUME_TRIES = 3  # attempts to restore a state that does not fit on the memory volume
 
 
-def startup_failure(view: View) -> End | None:
+def startup_failure(view: View, trial: tuple[str, ...] = ()) -> End | None:
     """Return an `End` if the script exits or keeps failing before it joins; None otherwise.
+
+    The members in `trial` have just joined a group that can go on without them: see `unstarted_member`.
 
     Ranks that are training continue even if no warm process can be created. In a run that has completed
     steps, the script has worked before, so the failure may be temporary: for example, a file that the script
@@ -49,7 +51,7 @@ def startup_failure(view: View) -> End | None:
     for member in view.members:
         launcher = member.report.launcher if member.report else None
         ending = launcher.warm_ending if launcher else None
-        if launcher is None or ending is None or ending.ours or not member.exists:
+        if launcher is None or ending is None or ending.ours or not member.exists or member.name in trial:
             continue
         code = ending.code if ending.code is not None else 128 + (ending.signal or 0)
         if ending.is_good and forming:
@@ -64,6 +66,22 @@ def startup_failure(view: View) -> End | None:
         if tries >= MAX_WARM_FAILURES and over:
             why = f"the script failed {tries} times before it joined"
             return _end(code or 1, why, ending)
+    return None
+
+
+def unstarted_member(view: View, trial: tuple[str, ...]) -> Fault | None:
+    """Return the fault of a member in `trial` whose script keeps failing before it joins; None for none."""
+    for name in trial:
+        member = view.member(name)
+        launcher = member.report.launcher if member is not None and member.report is not None else None
+        ending = launcher.warm_ending if launcher is not None else None
+        if launcher is None or ending is None or ending.ours or not needs_processes(view, launcher):
+            continue
+        if launcher.warm_tries >= MAX_WARM_FAILURES:
+            why = f"on member {name}, the script failed {launcher.warm_tries} times before it joined"
+            said, rank = endings.last_words(ending), view.memory.seats[name] * view.memory.nproc
+            detail, step = f"{why}: {said}" if said else why, reports.furthest_step(view)
+            return Fault("crash", rank, name, step, view.now_ns, "not started", detail, ending.message)
     return None
 
 
@@ -96,8 +114,11 @@ def needs_processes(view: View, launcher: LauncherState) -> bool:
 
 
 def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
-    """Return an `End` if no restart can help, for example after a deliberate exit or a repeated failure."""
-    if kind_of(cause.kind).is_planned:
+    """Return an `End` if no restart can help, for example after a deliberate exit or a repeated failure.
+
+    The failure of a member that has just joined a smaller group never ends this group.
+    """
+    if kind_of(cause.kind).is_planned or joining.failed(view, policy):
         return None
     history = view.memory.history
     code = _exit_code(cause)
@@ -432,7 +453,9 @@ def _new_size(view: View, policy: Policy, chosen: tuple[str, ...]) -> str:
     """Return the part of the measure about the group's size; "" if it is the full one."""
     if len(chosen) >= policy.members and not view.memory.reduced_by:
         return ""
-    return f", with {len(chosen)} of {policy.members} members"
+    failed = joining.failed(view, policy)
+    without = f", without {', '.join(failed)}, which failed on joining" if failed else ""
+    return f", with {len(chosen)} of {policy.members} members{without}"
 
 
 def _not_equal(view: View, chosen: tuple[str, ...]) -> tuple[str, ...]:

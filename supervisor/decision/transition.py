@@ -16,7 +16,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point
-from supervisor.decision.places import node_loss, resizing
+from supervisor.decision.places import joining, node_loss, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -146,7 +146,7 @@ def _learn(view: View, action: Learn, _: Policy) -> JobState:
 
 def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
     resizable = bool(policy.min_members) and resizing.can_resize(view)
-    return replace(view.memory, settled=True, incident=None, unbegun=None, resizable=resizable)
+    return replace(view.memory, settled=True, incident=None, unbegun=None, resizable=resizable, joined=())
 
 
 def _save(view: View, action: Save, _: Policy) -> JobState:
@@ -322,13 +322,17 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         may_resize=bool(policy.min_members),
     )
     history = memory.history
-    if action.cause is not None and not kind_of(action.cause.kind).is_planned:
+    is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
+    # The failure of a member that is left out again shows nothing about the script or the state.
+    if action.cause is not None and is_counted and not joining.failed(view, policy):
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,
         world_size=world_size,
         reduced_by=max(0, policy.members - size) if policy.min_members else 0,
         sizes=resizing.sizes_after(view, policy, generation),
+        joined=_joined(view, action, policy) if policy.min_members else (),
+        dropped=joining.dropped_after(view, policy, action.placement),
         since_ns=view.now_ns,
         started_ns=view.now_ns,
         generation=generation,
@@ -357,6 +361,11 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         ),
         **(_emergency(memory, action) if policy.has_storage else {}),
     )
+
+
+def _joined(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
+    kept = placement.kept_positions(view, policy)
+    return joining.joined_after(view.memory, action.placement, kept)
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
@@ -584,6 +593,11 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
         Dismiss: _unchanged,
     }
 )
+
+
+def is_resized(before: JobState, after: JobState) -> bool:
+    """True if a decision changes the size of the group. It is only carried out if it could be recorded."""
+    return before.sizes != after.sizes
 
 
 def taken_over(memory: JobState, now_ns: int) -> JobState:

@@ -240,5 +240,21 @@ def root_cause(faults: tuple[Fault, ...]) -> Fault:
     return min(faults, key=lambda each: (_precedence(each), each.at_ns, each.rank))
 
 
+def explanation(view: View, found: tuple[Fault, ...]) -> Fault:
+    """Return the fault that explains the others.
+
+    If only victims are known, it is the loss of a silent member, if there is one.
+    """
+    cause = root_cause(found)
+    if is_only_victim(cause):
+        return first_silent_member(view) or cause
+    return cause
+
+
+def is_only_victim(cause: Fault) -> bool:
+    """True if the fault is only the effect of another one, which is not known."""
+    return cause.kind == "victim" or cause.doubtful
+
+
 def _precedence(fault: Fault) -> int:
     return DOUBTFUL if fault.doubtful else kind_of(fault.kind).precedence

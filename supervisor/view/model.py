@@ -290,6 +290,10 @@ class JobState:
     )  # the changes of the size, oldest first
     # True once all ranks have reported that the script can go on with another number of ranks
     resizable: bool = field(default=False, metadata=added())
+    # the members that have made the group larger, until it completes a step
+    joined: tuple[str, ...] = field(default=(), metadata=added())
+    # members that failed when they joined and have not joined again since
+    dropped: tuple[str, ...] = field(default=(), metadata=added())
 
     @property
     def full_members(self) -> int:
@@ -466,6 +470,8 @@ class View:
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
+    # True if the newest decision could not be recorded, so that a next supervisor would not know it
+    unrecorded: bool = field(default=False, metadata=added())
 
     def member(self, name: str) -> MemberView | None:
         return _by_name(self.members).get(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.decision.places import resizing
+from supervisor.decision.places import joining, resizing
 from supervisor.view.model import Policy, Secure, Start, Warn
 from tests.simulation.cluster.member import Content
 from tests.simulation.cluster.scripts import actions
@@ -17,7 +19,7 @@ from tests.simulation.cluster.world import World
 STEPS, STEP_MS = 160, 400  # longer than the waits and hold times
 THREE = Policy(members=3, min_members=2, checkpoint_every_s=4.0, max_restarts=1000)
 AT_MS, NEVER_MS = 5000, 10**9
-HOLD_MS = int(resizing.HOLD_S * 1000)
+HOLD_MS = int(joining.HOLD_S * 1000)
 
 
 def world(policy: Policy = THREE, *, steps: int = STEPS, resizes: bool = True, **given: object) -> World:
@@ -151,7 +153,7 @@ def test_a_member_that_comes_and_goes_resizes_the_group_less_and_less_often() ->
     waits_s = [(at - max(each for each in shrunk if each < at)) / 1e9 for at in grown]
     assert len(waits_s) >= 3
     for number, wait_s in enumerate(waits_s):
-        assert wait_s >= min(resizing.MAX_HOLD_S, resizing.HOLD_S * 2**number)
+        assert wait_s >= min(joining.MAX_HOLD_S, joining.HOLD_S * 2**number)
 
 
 def test_the_supervisor_may_die_at_any_point_of_a_change_of_size() -> None:
@@ -165,6 +167,108 @@ def test_the_supervisor_may_die_at_any_point_of_a_change_of_size() -> None:
             assert is_whole(ended), point
             assert [len(placement) for _, placement, _ in groups(ended)] in ([2, 3], [3]), point
             assert all(lost == 0 for cause, _, lost in groups(ended) if cause == "growth"), point
+
+
+def test_a_restart_does_not_shorten_the_time_until_a_member_joins() -> None:
+    """A rank fails when the replacement is ready, but the smaller group has hardly trained."""
+    made = world(cues={(1, 16): ("kill", 1)}).at(AT_MS, lose("m1", back_ms=10_500))
+    ended = made.run(200.0)
+    assert is_whole(ended)
+    starts = [(view.now_ns, a) for view, a, _ in ended.journal if isinstance(a, Start)][1:]
+    assert [len(a.placement) for _, a in starts] == [2, 2, 3]
+    assert starts[1][1].cause is not None
+    assert starts[1][1].cause.kind == "crash"
+    assert starts[2][0] - starts[1][0] >= joining.HOLD_S * 1e9, "it waits from the last start on"
+
+
+BROKEN = ("raise", "leave", "crash", "kill", "hang", "lose")  # what happens on the node of a joiner
+
+
+def with_broken_joiners(what: str, **given: object) -> World:
+    """Return a group whose lost member is only ever replaced by members on broken nodes."""
+    policy = replace(THREE, max_restarts=2)  # so joiners would soon use up the restarts
+    made = world(policy, broken={f"m{number}": what for number in range(3, 99)}, **given)  # type: ignore[arg-type]
+    return made.at(AT_MS, lose("m1", back_ms=20_000))
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_joiner_that_fails_at_once_never_ends_the_smaller_group(what: str) -> None:
+    ended = with_broken_joiners(what, steps=300).run(400.0)
+    assert is_whole(ended)
+    assert [past.kind for past in ended.memory.history] == ["member_lost"], "only the first loss counts"
+    assert [placement for _, placement, _ in groups(ended) if len(placement) == 2] == [("m0", "m2")] * (
+        (len(groups(ended)) + 1) // 2
+    ), "each joiner is left out after its first failure"
+    assert len(groups(ended)) >= 5
+    assert all(lost == 0 for _, _, lost in groups(ended)[1:])
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_each_joiner_that_fails_doubles_the_time_until_the_next_one(what: str) -> None:
+    ended = with_broken_joiners(what, steps=300).run(400.0)
+    starts = [(view.now_ns, len(a.placement)) for view, a, _ in ended.journal if isinstance(a, Start)][1:]
+    waits_s = [(after - before) / 1e9 for (before, _), (after, size) in pairwise(starts) if size == 3]
+    assert len(waits_s) >= 2
+    for number, wait_s in enumerate(waits_s):
+        assert wait_s >= joining.HOLD_S * 2**number
+
+
+@pytest.mark.parametrize("what", ["raise", "hang"])
+def test_the_supervisor_may_die_at_any_point_while_a_joiner_fails(what: str) -> None:
+    whole = with_broken_joiners(what, steps=140).run(300.0)
+    starts = [n for n, (_, action, _) in enumerate(whole.journal) if isinstance(action, Start)]
+    first, last = whole.decided[starts[2] - 1] - 2, whole.decided[starts[3] + 1] + 2
+    for point in range(first, last, 3):
+        ended = with_broken_joiners(what, steps=140, kills=frozenset({point})).run(300.0)
+        assert is_whole(ended), point
+        assert {len(placement) for _, placement, _ in groups(ended)[:3]} == {2, 3}, point
+
+
+def full_disk(now: World, is_full: bool) -> None:
+    now.disk_full = is_full
+
+
+@pytest.mark.parametrize(
+    ("full_ms", "free_ms", "kill_ms"),
+    [
+        (20_000, 33_000, 33_000),
+        (4000, 12_000, 12_000),
+        (4000, 14_100, 14_000),
+        (4900, 9600, 9500),
+        (5500, 9600, 9500),
+        (14_000, 30_000, 17_000),
+        (24_500, 50_000, 30_000),
+    ],
+)
+def test_whoever_takes_over_knows_how_many_ranks_saved_the_state(
+    full_ms: int, free_ms: int, kill_ms: int
+) -> None:
+    made = world().at(AT_MS, lose("m1", back_ms=20_000)).at(full_ms, partial(full_disk, is_full=True))
+    made.at(kill_ms, World.kill_supervisor).at(free_ms, partial(full_disk, is_full=False))
+    ended = made.run(300.0)
+    assert is_whole(ended)
+    checked = 0
+    for _, action, after in ended.journal:
+        restore = after.launch.restore if isinstance(action, Start) and after.launch is not None else None
+        if restore is not None and after.launch is not None and restore.generation in ended.group.launches:
+            told = restore.world_size or after.launch.world_size
+            assert told == ended.group.launches[restore.generation].world_size
+            checked += 1
+    assert checked
+    assert ended.memory.world_size == 3
+
+
+def test_a_group_is_not_resized_before_decisions_can_be_recorded() -> None:
+    made = world().at(AT_MS, lose("m1", back_ms=15_000)).at(4000, partial(full_disk, is_full=True))
+    ended = made.at(60_000, partial(full_disk, is_full=False)).run(300.0)
+    assert is_whole(ended)
+    assert [placement for _, placement, _ in groups(ended)] == [("m0", "m3", "m2")]
+    made = world(steps=300).at(AT_MS, lose("m1", back_ms=20_000)).at(17_000, partial(full_disk, is_full=True))
+    ended = made.at(60_000, partial(full_disk, is_full=False)).run(300.0)
+    assert is_whole(ended)
+    grown = [view.now_ns for view, a, _ in ended.journal if isinstance(a, Start) and len(a.placement) == 3]
+    assert len(grown) == 2
+    assert grown[1] >= 60e9, "it grows once the disk has room"
 
 
 @st.composite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from supervisor.decision.places import joining
 from supervisor.view import members
 from supervisor.view.model import MemberView, Policy, View
 
@@ -14,8 +15,9 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
     about to end. Such a member never gets ranks that it does not have, unless its node is only suspected to
-    be faulty and there is no other one. If the group is smaller than requested, the other standbys join it
-    at its end.
+    be faulty and there is no other one. If the group is smaller than requested and has trained for long
+    enough, the other standbys join it at its end. One that then fails before the group's first step is left
+    out again.
     """
     return tuple(name for _, name in _choose(view, policy))
 
@@ -30,12 +32,13 @@ def kept_positions(view: View, policy: Policy) -> tuple[int, ...]:
 
 def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
     """Return the chosen members with their positions; see `kept_positions`."""
-    memory = view.memory
+    memory, failed, barred = view.memory, joining.failed(view, policy), joining.barred(view)
     usable = {m.name: m for m in view.members if members.is_usable(view, m, policy)}
     ready = [
         m
         for name, m in usable.items()
         if name not in memory.seats
+        and name not in barred
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)
     ]
@@ -46,12 +49,14 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
     away = _replaced_early(view, usable, sum(m.departure is None for m in ready))
     chosen: list[tuple[int, str]] = []
     for position, name in enumerate(memory.placement):
+        if name in failed:
+            continue
         if name in usable and name not in away and not (standbys and _keeps_failing(view, name)):
             chosen.append((position, name))
         elif standbys:
             chosen.append((position, standbys.pop(0)))
     able = [name for name in standbys if usable[name].departure is None]
-    added = able[: max(0, policy.members - len(chosen))] if memory.reduced_by else []
+    added = able[: max(0, policy.members - len(chosen))] if joining.may_grow(view) and not failed else []
     return (*chosen, *((-1, name) for name in added))
 
 

@@ -7,6 +7,9 @@ samples from `holdfast.Batches`.
 
 Each change of the size costs a restart. A group therefore waits a little for a replacement before it goes on
 smaller, and has to train for a while before it grows. A member that comes and goes makes this time longer.
+
+A group is only resized while decisions can be recorded. Otherwise, a next supervisor would not know the new
+size: it would take the state of a part of the ranks for a whole one, or have the script adapt twice.
 """
 
 from __future__ import annotations
@@ -14,21 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supervisor.decision import resume_point
-from supervisor.decision.places import placement
+from supervisor.decision.places import joining, placement
 from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
 SHRINK_S = 3.0  # a group that has stopped waits this long for a replacement to connect,
 CONNECTED_S = 10.0  # and this long if one has connected, until it is ready
-HOLD_S = 10.0  # a smaller group trains at least this long before it grows; twice as long after each return
-MAX_HOLD_S = 640.0
-RECENT_S = 3600.0  # only losses of the last hour make the time longer
 SIZES = 64  # changes of the size to remember; no state is older than that many
-
-
-def least_members(policy: Policy) -> int:
-    """Return the number of members with which the group goes on at least."""
-    return min(policy.min_members or policy.members, policy.members)
 
 
 def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
@@ -42,12 +37,19 @@ def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
 def shrinks_at_ns(view: View, policy: Policy, chosen: Sequence[str]) -> int | None:
     """Return when the group goes on with only the chosen members; None if it may not.
 
-    A group that is already smaller does not wait again if all of its members are there.
+    It may not become smaller while the decision cannot be recorded.
+
+    A group that is already smaller does not wait again if all of its members are there, except those that
+    failed when they joined it.
     """
     memory = view.memory
-    if not memory.resizable or not max(1, least_members(policy)) <= len(chosen) < policy.members:
+    if not memory.resizable or not max(1, joining.least_members(policy)) <= len(chosen) < policy.members:
         return None
     if len(chosen) >= len(memory.placement):
+        return memory.since_ns
+    if view.unrecorded:
+        return None
+    if len(chosen) >= len(memory.placement) - len(joining.failed(view, policy)):
         return memory.since_ns
     wait_s = CONNECTED_S if _is_replacement_in_sight(view, policy, chosen) else SHRINK_S
     return memory.since_ns + int(wait_s * SECOND_NS)
@@ -69,7 +71,7 @@ def why_not(view: View, policy: Policy) -> str:
     This is known once all ranks have completed a step.
     """
     memory = view.memory
-    if least_members(policy) >= policy.members or not memory.settled or memory.resizable:
+    if joining.least_members(policy) >= policy.members or not memory.settled or memory.resizable:
         return ""
     return (
         f"--min-members {policy.min_members} has no effect, and the group will wait for a replacement of a"
@@ -100,32 +102,19 @@ def due_growth(view: View, policy: Policy) -> tuple[Fault, ...]:
     As with a departure, the group stops between two steps, and work outside of a step is not interrupted.
     """
     memory = view.memory
-    if not memory.reduced_by or not memory.settled or view.now_ns < grows_at_ns(memory):
+    if not memory.settled or not joining.may_grow(view):
         return ()
     chosen = placement.choose_members(view, policy)
-    joining = [name for name in chosen if name not in memory.seats]
-    if len(chosen) <= len(memory.placement) or not joining:
+    fresh = [name for name in chosen if name not in memory.seats]
+    if len(chosen) <= len(memory.placement) or not fresh:
         return ()
     if not resume_point.holds_state(view) or cut_off_work.find(view, ()):
         return ()
     size = f"from {len(memory.placement)} to {len(chosen)} of {policy.members} members"
-    ready = f"member {joining[0]} is" if len(joining) == 1 else f"members {', '.join(joining)} are"
+    ready = f"member {fresh[0]} is" if len(fresh) == 1 else f"members {', '.join(fresh)} are"
     detail = f"{ready} ready: the group grows {size}"
     step = reports.furthest_step(view)
-    return (Fault("growth", -1, joining[0], step, view.now_ns, "growth", detail),)
-
-
-def grows_at_ns(memory: JobState) -> int:
-    """Return when a smaller group may grow at the earliest."""
-    now_ns = memory.started_ns
-    since_ns = now_ns - int(RECENT_S * SECOND_NS)
-    sizes = [memory.full_members, *(each.members for each in memory.sizes)]
-    losses = sum(
-        after < before and each.at_ns >= since_ns
-        for each, before, after in zip(memory.sizes, sizes, sizes[1:], strict=False)
-    )
-    hold_s = min(MAX_HOLD_S, HOLD_S * 2 ** max(0, losses - 1))
-    return now_ns + int(hold_s * SECOND_NS)
+    return (Fault("growth", -1, fresh[0], step, view.now_ns, "growth", detail),)
 
 
 # -- the numbers of the ranks

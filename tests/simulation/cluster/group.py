@@ -174,7 +174,8 @@ class Group:
         return what
 
     def _cue(self, rank: Rank, step: int) -> None:
-        what, world, now_ns = self._take_cue(rank, step, FAULTS), self.world, self.world.now_ns
+        world, now_ns = self.world, self.world.now_ns
+        what = world.broken.get(rank.member.name) or self._take_cue(rank, step, FAULTS)
         match what:
             case "raise":
                 self.fail(rank, "exception", WHERE, 1)

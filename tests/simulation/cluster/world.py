@@ -61,6 +61,7 @@ class World:
     kills: frozenset[int] = frozenset()
     supervisor_ms: int = 300  # until its successor starts
     cues: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)  # what happens on a member in each step
     boot_ms: int = 500
     sidecar_ms: int = 200
     hang_ms: int = 600
@@ -81,6 +82,7 @@ class World:
     departures: dict[str, Departure] = field(default_factory=dict)  # members that are about to end
     disk_full: bool = False  # decisions cannot be written to the journal
     has_forgotten: bool = False  # the supervisor died before it wrote its last decision
+    _unrecorded: bool = False  # the supervisor's newest decision is not on disk
     _disk: tuple[View, RunAction, JobState] | None = None
     _heap: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
     _events: int = 0
@@ -141,7 +143,8 @@ class World:
     def kill_supervisor(self) -> None:
         """Lose everything that the supervisor knows except the journal. Its keeper starts a successor."""
         if self._memory is not None:
-            self.has_forgotten |= bool(self.journal) and self._disk != self.journal[-1]
+            self.has_forgotten |= self._unrecorded
+            self._unrecorded = False
             self._memory, self._accounts, self._want, self._watch = None, None, None, StallWatch()
             self.network.forget()
             self.after(self.supervisor_ms, self._start_supervisor)
@@ -183,8 +186,11 @@ class World:
             self._memory = view.memory
             self._accounts.observe(view)
             action = decide(view, self.policy)
-            if isinstance(action, Wait):
+            if isinstance(action, Wait) and (self.disk_full or not self._unrecorded):
                 break
+            if isinstance(action, Wait):
+                self._write(view, action, self._memory, self._accounts)
+                continue
             self._carry_out(view, action, self._accounts)
         else:
             raise AssertionError(f"the decision does not converge: {action}")
@@ -204,7 +210,8 @@ class World:
         names += self._existed
         members = tuple(self.network.view(name, memory) for name in dict.fromkeys(names))
         members = tuple(replace(each, departure=self.departures.get(each.name)) for each in members)
-        seen = View(self.now_ns, self.now_ns / 1e9, memory, members, self.store.stored())
+        stored = self.store.stored()
+        seen = View(self.now_ns, self.now_ns / 1e9, memory, members, stored, unrecorded=self._unrecorded)
         seen = departures.without_ended(seen, self.policy)
         self._watch = observation.update(self._watch, seen)
         return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
@@ -212,16 +219,22 @@ class World:
     def _carry_out(self, view: View, action: RunAction, accounts: Bookkeeping) -> None:
         after = transition.after(view, action, self.policy)
         self._account(view, action, after, accounts)
+        self._write(view, action, after, accounts)
+        if self._unrecorded and transition.is_resized(view.memory, after):
+            return
         self._check(view, action, after)
         self.journal.append((view, action, after))
-        if not self.disk_full:
-            self._disk, self.ledger = self.journal[-1], accounts.ledger.snapshot()
         self._memory = after
         self.decided.append(self.points + 1)
         self._point()
         self._record(view.memory, action, after)
         for name in set(after.lost) - set(view.memory.lost):
             self.remove(name)
+
+    def _write(self, view: View, action: RunAction, after: JobState, accounts: Bookkeeping) -> None:
+        self._unrecorded = self.disk_full
+        if not self.disk_full:
+            self._disk, self.ledger = (view, action, after), accounts.ledger.snapshot()
 
     def _record(self, before: JobState, action: RunAction, after: JobState) -> None:
         """Do what a supervisor does after it has written the journal, and what its successor repeats."""

@@ -292,6 +292,23 @@ def test_a_change_is_saved_with_the_state_and_replaces_later_ones_after_a_rollba
     assert later.document() == {SIZES_KEY: [[0, 3], [7, 2], [9, 3]]}
 
 
+def test_the_sizes_in_the_snapshot_take_precedence_over_what_the_supervisor_knows() -> None:
+    told: list[tuple[int, int]] = []
+    for now, saved_by, document, expected in (
+        (3, 2, [[0, 3], [12, 2], [39, 3]], []),  # the growth was not recorded
+        (2, 3, [[0, 3], [12, 2]], []),  # the loss was not recorded
+        (2, 0, [[0, 2], [12, 3]], [(3, 2)]),
+        (3, 2, [[0, 3], [12, 2]], [(2, 3)]),
+    ):
+        sizes = WorldSizes(now, saved_by)
+        sizes.hook = lambda old, new: told.append((old, new))
+        sizes.restore({SIZES_KEY: document}, 62)
+        sizes.adapt({})
+        assert told == expected
+        assert sizes.steps[-1].world_size == now
+        told.clear()
+
+
 def test_a_script_without_a_hook_needs_batches_and_no_private_objects() -> None:
     sizes = WorldSizes(2, saved_by=3)
     assert "neither calls session.on_resize" in sizes.fixed_by({})

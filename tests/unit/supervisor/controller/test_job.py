@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
-from holdfast.protocol.member_messages import CheckpointReport, StateSource
+from holdfast.protocol.member_messages import CheckpointReport, HeldSnapshot, StateSource
 from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
@@ -27,14 +27,17 @@ from supervisor.view.model import (
     Departure,
     JobState,
     MemberView,
+    OpenIncident,
     Policy,
+    ResumePoint,
     RunAction,
+    Start,
     StopRequest,
     UndoneWork,
     View,
     Wait,
 )
-from tests.unit.supervisor.job_views import launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
 
 
 @dataclass
@@ -377,6 +380,28 @@ def test_a_successor_knows_how_far_the_group_got_even_if_all_who_could_report_it
     job.journal.decisions.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
     assert published(job)["step"] == 147
+
+
+async def test_a_group_is_not_resized_without_a_line_in_the_journal(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.policy = Policy(members=2, min_members=1)
+    lost = OpenIncident(1, 1, 0, 0, 0.0, (fault("member_lost"),))
+    left = member("m0", report("m0", launcher(), slots=(HeldSnapshot(1, 5, 8),), secured_for=1))
+    given: dict[str, Any] = {"phase": "securing", "incident": lost, "lost": ("m1",), "resizable": True}
+    seen = view(left, member("m1", exists=False), **given)
+    start = Start(("m0",), ResumePoint(0, 0, "none"), (), "m0", 1, fault("member_lost"), "restart", (), "")
+    job.memory, write = seen.memory, job.journal.decisions.write
+    monkeypatch.setattr(job.journal.decisions, "write", _full)
+    await job._commit(seen, start)
+    assert job.memory == seen.memory
+    assert job.view().unrecorded
+    monkeypatch.setattr(job.journal.decisions, "write", write)
+    job.wake.clear()
+    await job._commit(seen, start)
+    assert (job.memory.placement, job.memory.reduced_by) == (("m0",), 1)
+    assert not job.view().unrecorded
+    assert job.wake.is_set(), "decisions that waited for the journal can be made now"
 
 
 async def test_a_line_that_could_not_be_written_is_retried_without_a_new_decision(

@@ -11,7 +11,7 @@ from holdfast.protocol.launcher_messages import Restore, StartTimes
 from supervisor.cluster.supervision import held_state
 from supervisor.cluster.supervision.held_state import Instant
 from supervisor.decision import orders
-from supervisor.decision.places import placement, resizing
+from supervisor.decision.places import joining, placement, resizing
 from supervisor.view.model import GroupSize, MemberView, Policy, View
 from tests.unit.supervisor.job_views import LAUNCH, S, holding, launcher, member, memory, rank, report, view
 
@@ -85,7 +85,7 @@ def grown(*, now_s: float, **given: Any) -> bool:
 
 
 def test_a_smaller_group_grows_after_it_has_trained_for_a_while() -> None:
-    at_s = 50 + resizing.HOLD_S
+    at_s = 50 + joining.HOLD_S
     assert not grown(now_s=at_s - 0.1, started_ns=50 * S)
     assert grown(now_s=at_s, started_ns=50 * S)
     assert not grown(now_s=at_s, started_ns=50 * S, settled=False)
@@ -99,11 +99,11 @@ def test_each_further_loss_within_an_hour_doubles_the_time() -> None:
         at_ns = (4000 + number) * S
         sizes = (*sizes, GroupSize(2 * number, 2, (0, 1), at_ns))
         seen = memory(**{**TWO, "sizes": sizes, "started_ns": at_ns})
-        found.append((resizing.grows_at_ns(seen) - at_ns) / S)
+        found.append((joining.grows_at_ns(seen) - at_ns) / S)
         sizes = (*sizes, GroupSize(2 * number + 1, 3, (0, 1, -1), at_ns))
     assert found == [10, 20, 40, 80, 160, 320, 640, 640, 640]
     later = memory(**{**TWO, "sizes": sizes, "started_ns": 9000 * S})
-    assert (resizing.grows_at_ns(later) - later.started_ns) / S == resizing.HOLD_S
+    assert (joining.grows_at_ns(later) - later.started_ns) / S == joining.HOLD_S
 
 
 def test_the_ranks_of_a_smaller_group_start_from_the_states_of_their_own_members() -> None:
