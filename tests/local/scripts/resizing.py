@@ -64,9 +64,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        state.commit(loss=loss, position=batches.position(step))
         place = [session.generation, step, batches.epoch(step), session.world_size]
+        # before the commit, because a rank that is killed after it has taken part in the step
         record.write(json.dumps([*place, optimizer.param_groups[0]["lr"], batches.indices(step)]) + "\n")
+        state.commit(loss=loss, position=batches.position(step))
         time.sleep(0.01)  # a run lasts longer than a busy test takes to notice a step
     write_digest(folder / f"digest.{session.rank}", module, optimizer)
 
