@@ -184,13 +184,21 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
         for name, (hint, required, most_items) in fields.items()
     )
     all_of = tuple((name, read_field) for name, read_field, _ in plan)
+    make = _constructor(kind)
 
     def read(value: Any, lenient: bool, known: Mapping[str, Any] = _NOTHING) -> Any:
         if not isinstance(value, Mapping):
             raise _Misfit(f"{_short(value)} is not an object")
-        if len(value) == len(all_of) and not known:  # the usual case: exactly the fields of the class
+        if len(value) + len(known) == len(all_of):  # the usual case: exactly the fields of the class
             try:
-                return kind(*[read_field(value[name], lenient) for name, read_field in all_of])
+                if not known:
+                    return make(*[read_field(value[name], lenient) for name, read_field in all_of])
+                return make(
+                    *[
+                        known[name] if name in known else read_field(value[name], lenient)
+                        for name, read_field in all_of
+                    ]
+                )
             except (_Misfit, LookupError, ValueError):  # the code below determines what is wrong
                 pass
         if not lenient and not fields.keys() >= value.keys():
@@ -214,6 +222,30 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
             raise _Misfit(str(error)) from None
 
     return read
+
+
+def _constructor(kind: Any) -> Callable[..., Any]:
+    """Return a function that makes instances of a dataclass from the values of all of its fields, in order.
+
+    A frozen dataclass sets each field through `object.__setattr__`, which for a report takes as long as the
+    rest of the decoding. Therefore, an instance of a twin class is made, which has the same slots but is not
+    frozen. It is given its real class once it is complete.
+    """
+    if "__slots__" not in vars(kind) or hasattr(kind, "__post_init__"):
+        return typing.cast("Callable[..., Any]", kind)
+    names = [each.name for each in dataclasses.fields(kind)]
+    twin = dataclasses.make_dataclass(f"Unfrozen{kind.__name__}", names, slots=True)
+    try:
+        object.__new__(twin).__class__ = kind
+    except TypeError:  # the slots differ, for example because the class has a base class with fields
+        return typing.cast("Callable[..., Any]", kind)
+
+    def make(*values: Any) -> Any:
+        made = twin(*values)
+        made.__class__ = kind
+        return made
+
+    return make
 
 
 def is_seconds(name: str, hint: Any) -> bool:
@@ -299,7 +331,10 @@ def _read_anything(value: Any, lenient: bool) -> Any:
     return value
 
 
+# The first test of each of these readers accepts almost every value of a report, of which there are hundreds.
 def _read_number(value: Any, lenient: bool) -> Any:
+    if type(value) is float and -MAX_FLOAT <= value <= MAX_FLOAT:
+        return value
     if type(value) is not float and type(value) is not int:
         raise _Misfit(f"{_short(value)} is not float")
     if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
@@ -308,6 +343,8 @@ def _read_number(value: Any, lenient: bool) -> Any:
 
 
 def _read_seconds(value: Any, lenient: bool) -> Any:
+    if type(value) is float and -MAX_SECONDS <= value <= MAX_SECONDS:
+        return value
     seconds = _read_number(value, lenient)
     if abs(seconds) > MAX_SECONDS:
         raise _Misfit(f"{_short(seconds)} s; the limit is {MAX_SECONDS:g} s")

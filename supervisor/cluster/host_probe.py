@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from holdfast.process import event_loop
 from supervisor.controller.member_server import MemberConnection
@@ -63,8 +63,7 @@ class HostRecord:
         return HostRecord(self.address, began_ns + int(wait_s * 1e9), began_ns, has_answered, unanswered_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedMember:
+class ProbedMember(NamedTuple):
     """A member of a running group. `changed` must be called if its host stops answering.
 
     `group` is the same object for the members of one job.
@@ -179,19 +178,21 @@ class HostProbes:
         Return the seconds until the next call.
         """
         now_ns = self._now_ns()
+        heard_ns, asked_ns = now_ns - SILENT_NS, now_ns - int(PROBE_S * 1e9)
         records: dict[str, HostRecord] = {}
         silent: list[ProbedMember] = []
-        for member in self._members():
-            record = self._records.get(member.uid)
+        for member in self._members():  # there may be thousands, of which most report
+            uid, line = member.uid, member.line
+            record = self._records.get(uid)
             if record is None or record.address != member.address:
                 record = HostRecord(member.address)
-            records[member.uid] = record
-            if now_ns - member.line.heard_ns > SILENT_NS or not member.line.first_ns:
+            records[uid] = record
+            if line.heard_ns < heard_ns or not line.first_ns:
                 silent.append(member)
-                is_due = record.asked_ns + int(PROBE_S * 1e9) <= now_ns
-                if is_due and member.uid not in self._silent and len(self._silent) < MOST_SILENT:
+                is_due = record.asked_ns <= asked_ns
+                if is_due and uid not in self._silent and len(self._silent) < MOST_SILENT:
                     self._begin(member, self._silent)
-            elif record.due_ns <= now_ns and member.uid not in self._usual and len(self._usual) < MOST_USUAL:
+            elif record.due_ns <= now_ns and uid not in self._usual and len(self._usual) < MOST_USUAL:
                 self._begin(member, self._usual)
         self._records = records
         self._tell(silent)

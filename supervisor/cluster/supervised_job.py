@@ -598,10 +598,8 @@ class SupervisedJob:
         memory = job.memory
         self._over = frozenset({*memory.placement, *memory.bystanders, *memory.lost, *job.existed})
         for member in self._over:
-            self._server.order(
-                member,
-                replace(orders.order_for(job.memory, member, job.policy, None), epoch=job.lead.epoch),
-            )
+            order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
+            self._server.order(member, order)
 
     async def _next_run(self) -> bool:
         """Wait for pods that did not belong to the run that has ended. Return True once they form a new run.
@@ -627,8 +625,8 @@ class SupervisedJob:
                 return True
             self._over |= new
             for member in new:
-                order = orders.order_for(job.memory, member, job.policy, None)
-                self._server.order(member, replace(order, epoch=job.lead.epoch))
+                order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
+                self._server.order(member, order)
 
     def _note_published(self) -> None:
         assert self.job is not None

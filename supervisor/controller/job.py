@@ -295,16 +295,14 @@ class Job:
             if number and number % SLICE == 0:
                 await asyncio.sleep(0)
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, inspection=inspection)
+            order = orders.order_for(self.memory, name, policy, given, inspection, self.lead.epoch)
             member = view.member(name)
-            good, room_bytes = order.good, order.room_bytes
-            if member is not None and order.do in ("run", "secure"):
-                good = cut_off_work.publishable_step(view, member)
-            sources = order.sources
             if order.do == "idle":
-                room_bytes = self._update_room_bytes(view)
-                sources = node_loss.mirrored(view, policy, name)
-            order = replace(order, good=good, room_bytes=room_bytes, sources=sources, epoch=self.lead.epoch)
+                room_bytes, sources = self._update_room_bytes(view), node_loss.mirrored(view, policy, name)
+                order = replace(order, room_bytes=room_bytes, sources=sources)
+            elif member is not None and order.do in ("run", "secure"):
+                good = cut_off_work.publishable_step(view, member)
+                order = replace(order, good=good) if good != order.good else order
             self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:

@@ -5,7 +5,9 @@ An order describes the state that the member must reach, so repeating an order i
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
 from holdfast import exit_codes
 from holdfast.protocol import lineage
@@ -17,26 +19,35 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
+# Makes an order with the values that are the same in all orders. To copy an order in order to add them would
+# take as long as to make it.
+_Make: TypeAlias = Callable[..., MemberOrder]
+
 BUSY_S = 10.0  # this long after a start, members can be created even if no step has been completed
 
 
 def order_for(
-    memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int = 0
+    memory: JobState,
+    member: str,
+    policy: Policy,
+    drill: DrillOrder | None,
+    inspection: int = 0,
+    epoch: int = 0,
 ) -> MemberOrder:
     """Return the order for `member`. It stays valid until the job's state or `inspection` changes.
 
-    `inspection` is the result of `deadlock.inspection_request`. Every order specifies which checkpoints may
-    be deleted, because the member may still be writing one.
+    `inspection` is the result of `deadlock.inspection_request`, and `epoch` that of the sender. Every order
+    specifies which checkpoints may be deleted, because the member may still be writing one.
     """
-    order = _order_for(memory, member, policy, drill)
-    return replace(
-        order,
+    make = partial(
+        MemberOrder,
         keep=policy.keep,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        look=inspection if order.do == "run" else 0,
         void=cut_off_work.recorded_void_steps(memory),
+        epoch=epoch,
     )
+    return _order_for(make, memory, member, policy, drill, inspection)
 
 
 def _proven(memory: JobState) -> int:
@@ -57,12 +68,14 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     return lineage.extended(memory.lineage, max(memory.generation, memory.seen) + 1, memory.save_step)
 
 
-def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
+def _order_for(
+    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int
+) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
         # After a failure, a rank that is not already ending could wait forever for the failed one.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
-        return MemberOrder(
+        return make(
             "stop",
             memory.generation,
             grace_s=grace_s,
@@ -73,10 +86,10 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
     if member not in memory.seats or memory.phase == "forming":
         # `secure` makes standbys report their states too, because they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
-        return MemberOrder(do, memory.generation, just_in_time=False, drill=drill)
+        return make(do, memory.generation, just_in_time=False, drill=drill)
     if memory.phase in ("securing", "saving"):
         saves = member == memory.save_member and (memory.phase == "saving" or _preserves(memory))
-        return MemberOrder(
+        return make(
             "secure",
             memory.generation,
             just_in_time=not memory.finished,
@@ -87,7 +100,7 @@ def _order_for(memory: JobState, member: str, policy: Policy, drill: DrillOrder 
             save_step=memory.save_step,
             save_generation=memory.save_generation,
         )
-    return _run(memory, member, policy, drill)
+    return _run(make, memory, member, policy, drill, inspection)
 
 
 def _preserves(memory: JobState) -> bool:
@@ -95,7 +108,9 @@ def _preserves(memory: JobState) -> bool:
     return memory.incident is not None and memory.incident.preserved == memory.save > 0
 
 
-def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None) -> MemberOrder:
+def _run(
+    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int
+) -> MemberOrder:
     block = memory.seats[member]
     first = block * memory.nproc
     sources = state_sources.ranks_of(memory, block)
@@ -109,7 +124,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
         )
         for local, source in enumerate(sources)
     )
-    return MemberOrder(
+    return make(
         "run",
         memory.generation,
         launch=memory.launch,
@@ -121,6 +136,7 @@ def _run(memory: JobState, member: str, policy: Policy, drill: DrillOrder | None
         save_step=memory.save_step,
         save_generation=memory.save_generation,
         drill=drill,
+        look=inspection,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from supervisor.controller.limits.owner import ReportOwner
 
 TURN_S = 0.02  # the time spent on decoding before other work may run
+COUNTED_S = TURN_S / 2  # a callback in each iteration, to count anew, would cost a tenth of a small report
 SECONDS_PER_BYTE = 5e-8  # an estimate, used to put several small reports into one turn
 LEAST_S = 5e-5  # the estimate for the smallest report
 # A report that takes longer than a turn delays everyone, no matter whose turn it is, so this excess is
@@ -136,7 +137,8 @@ class DecodingTurns:
 
     def __init__(self) -> None:
         self._queue = FairQueue()
-        self._spent_s = 0.0  # the time spent in the current iteration of the event loop
+        # The time spent in the current iteration of the event loop, and up to `COUNTED_S` from earlier ones.
+        self._spent_s = 0.0
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None  # set while only excess keeps reports waiting
 
@@ -163,7 +165,8 @@ class DecodingTurns:
         """Count the time that a report of `owner` took, of which `wait` has already counted `expected_s`."""
         self._queue.charge(owner, took_s, expected_s, time.monotonic())
         self._spent_s += max(took_s, 1e-9)
-        self._schedule()
+        if self._queue or self._spent_s > COUNTED_S:
+            self._schedule()
 
     def _schedule(self) -> None:
         if not self._is_scheduled:

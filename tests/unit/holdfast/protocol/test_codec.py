@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol import codec, launcher_messages, member_messages, rank_channel
-from holdfast.protocol.launcher_messages import BadNumber, LauncherState
+from holdfast.protocol.launcher_messages import BadNumber, LauncherState, StartTimes
 from holdfast.protocol.member_messages import (
     HeldPrivateState,
     MemberOrder,
@@ -176,6 +177,38 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_read() -> None:
     many = json.dumps({"do": "run", "generation": 1, "ranks": [0] * (codec.MAX_ITEMS + 1)})
     with pytest.raises(codec.InvalidMessage, match="not a list of at most 16384"):
         codec.decode(MemberOrder, many)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Named:
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NamedAndAged(_Named):
+    age: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutSlots:
+    age: int = 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [StartTimes(1, 2, 3, 4, 5), _NamedAndAged("a", 3), _WithoutSlots(4)],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_decoded_message_cannot_be_told_from_one_that_was_constructed(message: Any) -> None:
+    decoded = codec.decode(type(message), codec.encode(message))
+    assert type(decoded) is type(message)
+    assert decoded == message
+    assert hash(decoded) == hash(message)
+    assert repr(decoded) == repr(message)
+    assert pickle.loads(pickle.dumps(decoded)) == message
+    name = dataclasses.fields(message)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(decoded, name, getattr(message, name))
 
 
 def test_whole_numbers_are_accepted_as_fractions() -> None:

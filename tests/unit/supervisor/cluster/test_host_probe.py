@@ -7,7 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -242,7 +242,7 @@ async def test_pods_of_other_jobs_and_of_the_same_node_say_nothing_about_a_membe
     hosts = Hosts(4, per_node=2)
     hosts.members[0].line.first_ns = 0
     for number in (2, 3):
-        hosts.members[number] = replace(hosts.members[number], group=object())
+        hosts.members[number] = hosts.members[number]._replace(group=object())
     hosts.lost = {"10.0.0.0"}
     await hosts.after(5.0)
     assert hosts.changes == []
@@ -262,7 +262,7 @@ async def test_a_pod_with_a_new_address_begins_again() -> None:
     await hosts.after(4.0)
     assert hosts.unanswered_s(1) > 0
     old = hosts.members[1]
-    hosts.members[1] = replace(old, address="10.9.9.9")
+    hosts.members[1] = old._replace(address="10.9.9.9")
     hosts.refused = {"10.9.9.9"}
     await hosts.after(4.0, speaking=False)
     assert hosts.unanswered_s(1) == 0.0

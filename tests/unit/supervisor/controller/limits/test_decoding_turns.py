@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from supervisor.controller.limits.decoding_turns import (
+    COUNTED_S,
     EXCESS_BURST_S,
     EXCESS_RATE,
     TURN_S,
@@ -154,3 +155,17 @@ async def test_a_cancelled_wait_leaves_the_turn_to_others() -> None:
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait_for(second, LIMIT_S)
+
+
+def test_time_of_earlier_iterations_takes_less_than_half_of_a_turn() -> None:
+    async def decode() -> None:
+        limits, owner = DecodingTurns(), ReportOwner("n", "job")
+        for _ in range(100):
+            spent_s = 0.0
+            while spent_s < TURN_S - COUNTED_S:  # as many reports as arrive in one iteration of the loop
+                assert await asyncio.wait_for(limits.wait(owner, 100), LIMIT_S) == 0.0, "it had to wait"
+                limits.spend(owner, 0.0005)
+                spent_s += 0.0005
+            await asyncio.sleep(0)
+
+    asyncio.run(decode())
