@@ -149,22 +149,7 @@ class ClusterSupervisor:
             lambda: term.may_order,
             room,
         )
-        keeping = KeptPods()
-
-        def note_pod(name: ObjectName, _: object, new: KubernetesObject | None) -> None:
-            if new is None:
-                keeping.forget(*name)
-            changed.set()
-
-        pods = Mirror(
-            self._server, PODS, note_pod, labels=MEMBERS, prune=keeping.keep, listing=keeping.forget_all
-        )
-
-        def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            if contents.is_news(old, new):
-                changed.set()
-
-        supervisions = Mirror(self._server, SUPERVISIONS, note, prune=contents.requests_only)
+        pods, supervisions = self._mirror_pods(changed), self._mirror_supervisions(changed)
 
         def make(group: PodGroup) -> SupervisedJob:
             return SupervisedJob(context, group)
@@ -188,6 +173,28 @@ class ClusterSupervisor:
             room.run(),
             quarantine.run(),
         )
+
+    def _mirror_pods(self, changed: asyncio.Event) -> Mirror:
+        """Return a mirror of the pods that may be members, which sets `changed` at each change."""
+        keeping = KeptPods()
+
+        def note(name: ObjectName, _: object, new: KubernetesObject | None) -> None:
+            if new is None:
+                keeping.forget(*name)
+            changed.set()
+
+        return Mirror(
+            self._server, PODS, note, labels=MEMBERS, prune=keeping.keep, listing=keeping.forget_all
+        )
+
+    def _mirror_supervisions(self, changed: asyncio.Event) -> Mirror:
+        """Return a mirror of users' requests to jobs, which sets `changed` at each new request."""
+
+        def note(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
+            if contents.is_news(old, new):
+                changed.set()
+
+        return Mirror(self._server, SUPERVISIONS, note, prune=contents.requests_only)
 
     async def _load_authorities(self) -> tuple[certificates.Authority, ...]:
         """Return the authorities once the API server responds: a leader that ends would help nobody."""

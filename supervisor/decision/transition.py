@@ -292,35 +292,8 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     memory = view.memory
     generation = max(memory.generation, memory.seen) + 1
     resumed, found = action.resume, faults.of_incident(view, policy)
-    size = len(action.placement)
-    world_size, saved_ranks = size * memory.nproc, resumed.world_size or memory.world_size
-    restore: Restore | None = None
-    states_of: tuple[int, ...] = ()
-    if resumed.source != "none":
-        # Only the name, because the path to the checkpoint can differ between members.
-        name = resumed.path.rpartition("/")[2]
-        other_size = saved_ranks if saved_ranks != world_size else 0
-        restore = Restore(resumed.step, resumed.generation, resumed.source, name, world_size=other_size)
-        states_of = resizing.states_of(view, policy, resumed.generation, saved_ranks // memory.nproc)
-    launch = Launch(
-        generation=generation,
-        world_size=world_size,
-        nproc=memory.nproc,
-        master_addr=action.master_addr,
-        master_port=action.master_port,
-        snapshot_every=policy.snapshot_every,
-        snapshot_budget=policy.snapshot_budget,
-        skip=action.skip,
-        loss_jump=policy.loss_jump,
-        loss_jump_fault=policy.loss_jump_fault,
-        jumped=_jumped(memory, action.cause),
-        patience_s=policy.patience_s,
-        restore=restore,
-        grace_s=policy.grace_s,
-        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
-        states_of=states_of,
-        may_resize=bool(policy.min_members),
-    )
+    launch = _launch(view, action, policy, generation)
+    restore = launch.restore
     history = memory.history
     is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
     # The failure of a member that is left out again shows nothing about the script or the state.
@@ -328,8 +301,8 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
         memory,
-        world_size=world_size,
-        reduced_by=max(0, policy.members - size) if policy.min_members else 0,
+        world_size=launch.world_size,
+        reduced_by=max(0, policy.members - len(action.placement)) if policy.min_members else 0,
         sizes=resizing.sizes_after(view, policy, generation),
         joined=_joined(view, action, policy) if policy.min_members else (),
         dropped=joining.dropped_after(view, policy, action.placement),
@@ -360,6 +333,40 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
             from_scratch=action.cause is None and policy.from_scratch,
         ),
         **(_emergency(memory, action) if policy.has_storage else {}),
+    )
+
+
+def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launch:
+    """Return the settings that all members start the new generation with."""
+    memory, resumed = view.memory, action.resume
+    world_size = len(action.placement) * memory.nproc
+    restore: Restore | None = None
+    states_of: tuple[int, ...] = ()
+    if resumed.source != "none":
+        # Only the name, because the path to the checkpoint can differ between members.
+        name = resumed.path.rpartition("/")[2]
+        saved_ranks = resumed.world_size or memory.world_size
+        other_size = saved_ranks if saved_ranks != world_size else 0
+        restore = Restore(resumed.step, resumed.generation, resumed.source, name, world_size=other_size)
+        states_of = resizing.states_of(view, policy, resumed.generation, saved_ranks // memory.nproc)
+    return Launch(
+        generation=generation,
+        world_size=world_size,
+        nproc=memory.nproc,
+        master_addr=action.master_addr,
+        master_port=action.master_port,
+        snapshot_every=policy.snapshot_every,
+        snapshot_budget=policy.snapshot_budget,
+        skip=action.skip,
+        loss_jump=policy.loss_jump,
+        loss_jump_fault=policy.loss_jump_fault,
+        jumped=_jumped(memory, action.cause),
+        patience_s=policy.patience_s,
+        restore=restore,
+        grace_s=policy.grace_s,
+        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
+        states_of=states_of,
+        may_resize=bool(policy.min_members),
     )
 
 
