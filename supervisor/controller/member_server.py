@@ -75,6 +75,7 @@ class MemberConnection:
     memory: MemoryHolder  # how much is reserved for this member
     report: MemberReport | None = None  # the newest report
     connected: bool = False
+    since_ns: int = 0  # since when this supervisor has expected the member's reports
     heard_ns: int = 0  # when the last report arrived
     first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
@@ -124,13 +125,15 @@ class MemberServer:
     def connection(self, member: str) -> MemberConnection:
         if member not in self.connections:
             memory = MemoryHolder(self._reports_of.namespace, partial(self._give_up, member))
-            self.connections[member] = MemberConnection(member, memory, heard_ns=self._now_ns())
+            now_ns = self._now_ns()
+            self.connections[member] = MemberConnection(member, memory, since_ns=now_ns, heard_ns=now_ns)
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
         """Do not count the last `late_ns`, during which this process did not run, as silence of members."""
         for line in self.connections.values():
             line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
+            line.since_ns = min(self._now_ns(), line.since_ns + late_ns)
             line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:

@@ -90,10 +90,13 @@ def first_silent_member(view: View) -> Fault | None:
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
     why = "its processes are gone" if gone else "it has stopped reporting"
+    awaited_s = member.awaited_s if member is not None else 0.0
+    if not gone and awaited_s:
+        why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"
     if member is not None and members.has_lost_host(view, member):
         why = f"it has stopped reporting, and its host has not answered for {member.unanswered_s:.1f} s"
     ranks = range(block * view.memory.nproc, (block + 1) * view.memory.nproc)
-    silent_ns = int(member.silent_s * 1e9) if member is not None and not gone else 0
+    silent_ns = int((awaited_s or member.silent_s) * 1e9) if member is not None and not gone else 0
     listed = ", ".join(str(rank) for rank in ranks)
     return Fault(
         "member_lost",

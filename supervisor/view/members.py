@@ -8,8 +8,8 @@ change this time:
   `TIMEOUTS` timeouts.
 - If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
   `_lost_host_in_s`.
-- If the member's connection is closed, the group has stopped, and a standby is ready, the standby takes its
-  place. See `_replaced_in_s`.
+- If the member's connection is closed, or it does not connect to a new leader as the others do, the group has
+  stopped, and a standby is ready, the standby takes its place. See `_replaced_in_s`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MUTE_S = 2.5  # after this silence, a new sidecar still has time to report befor
 LOST_HOST_S = 3.0
 UNANSWERED_S = 2.0  # two probes, one after the other: a single packet can be lost
 CLOSED_S = 3.0  # after this time without its sidecar, a member of a stopped group is replaced by a standby
+SLOWEST = 2  # see `_connects_in_s`
 TIMEOUTS = 10  # a silent member of a group that completes steps is lost after so many times the timeout
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 
@@ -102,8 +103,10 @@ def has_lost_host(view: View, member: MemberView) -> bool:
 
 
 def _is_silent(member: MemberView) -> bool:
-    """True if a member has stopped reporting, or has not connected to a new leader and its host is silent."""
-    return member.silent_s >= QUIET_S or (member.report is None and member.unanswered_s > 0)
+    """True if a member has stopped reporting, or has never reported to a new leader."""
+    return member.silent_s >= QUIET_S or (
+        member.report is None and bool(member.unanswered_s or member.awaited_s)
+    )
 
 
 def _lifeless_s(view: View, member: MemberView) -> float:
@@ -144,6 +147,9 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     The kernel closes the connections of processes that are killed. If all processes of a node are killed,
     nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group
     that has stopped can continue sooner without this member. While the group trains, nothing is concluded.
+
+    A member that has not reported to a new leader had a connection to the previous one, which may have ended
+    together with it. It has more time than the others needed (`_connects_in_s`).
     """
     if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
         return math.inf
@@ -153,7 +159,19 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     has_standby = any(
         each.name not in seats and is_controllable(each) and is_ready(each, nproc) for each in view.members
     )
-    return CLOSED_S - lifeless_s if has_standby else math.inf
+    if not has_standby:
+        return math.inf
+    return _connects_in_s(view, member) if member.awaited_s else CLOSED_S - lifeless_s
+
+
+def _connects_in_s(view: View, member: MemberView) -> float:
+    """Return in how many seconds a member should have reported to a new leader, given when the others did.
+
+    Once the slowest of them has reported, it has `SLOWEST` times as long again, and at least `CLOSED_S`. A
+    leader of thousands of members needs tens of seconds to accept all of their connections.
+    """
+    took_s = max(0.0, member.awaited_s - (view.now_ns - _others(view).first_ns) / SECOND_NS)
+    return took_s + max(CLOSED_S, SLOWEST * took_s) - member.awaited_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +180,7 @@ class _Others:
 
     reporting: int  # how many report
     stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
+    first_ns: int  # when the last of those that report did so for the first time; 0 for never
     are_late: bool  # a rank of one that reports has made no progress for longer than its steps take
 
 
@@ -172,6 +191,7 @@ def _others(view: View) -> _Others:
     return _Others(
         len(reporting),
         max((each.stepped_ns for each in there), default=0),
+        max((each.heard_ns for each in reporting), default=0),
         any(
             stall.generation == view.memory.generation
             for each in reporting

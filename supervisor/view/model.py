@@ -341,6 +341,8 @@ class MemberView:
     # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
     # or if nothing is known
     unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
+    # On a cluster: for how long this supervisor has waited for its first report; 0.0 once there is one
+    awaited_s: float = field(default=0.0, metadata=UNRECORDED)
     # set if the member is about to end; used only on a cluster
     departure: Departure | None = field(default=None, metadata=UNRECORDED)
     rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown

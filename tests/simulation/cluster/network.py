@@ -22,6 +22,7 @@ class Line:
 
     report: MemberReport | None = None
     connected: bool = False
+    since_ns: int = 0  # since when the supervisor has expected reports
     heard_ns: int = 0
     first_ns: int = 0
     well_ns: int = 0
@@ -46,7 +47,7 @@ class Network:
     def line(self, name: str) -> Line:
         found = self.lines.get(name)
         if found is None:
-            found = self.lines[name] = Line(heard_ns=self.world.now_ns)
+            found = self.lines[name] = Line(since_ns=self.world.now_ns, heard_ns=self.world.now_ns)
         return found
 
     def view(self, name: str, memory: JobState) -> MemberView:
@@ -58,6 +59,7 @@ class Network:
             *(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns),
             stepped_ns=line.stepped_ns,
             unanswered_s=round((self.world.now_ns - since_ns) / 1e9, 3),
+            awaited_s=0.0 if line.first_ns else round((self.world.now_ns - line.since_ns) / 1e9, 3),
         )
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
@@ -172,7 +174,9 @@ class Network:
     def forget(self) -> None:
         """Drop all connections of a dead supervisor; the members reconnect one by one."""
         self.lines = {
-            name: Line(heard_ns=self.world.now_ns, epoch=self.line(name).epoch + 1)
+            name: Line(
+                since_ns=self.world.now_ns, heard_ns=self.world.now_ns, epoch=self.line(name).epoch + 1
+            )
             for name in self.world.members
         }
         for number, name in enumerate(sorted(self.world.exists)):

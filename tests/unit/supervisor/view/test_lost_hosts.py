@@ -227,3 +227,57 @@ def test_otherwise_a_closed_connection_gets_the_time_of_a_silent_one(seen: View)
 def test_on_one_machine_a_closed_connection_gets_the_time_of_a_silent_one() -> None:
     local = replace(POLICY, members_created_externally=False)
     assert not is_lost(stopped(here(0), here(1, **CLOSED), waits()), policy=local)
+
+
+def after_takeover(awaited_s: float, others_took_s: float, *there: MemberView, **given: Any) -> View:
+    """Return a stopped group whose member m1 has not reported to its new leader, as m0 has."""
+    first_ns = int((NOW_S - awaited_s + others_took_s) * S)
+    away = member("m1", None, silent_s=awaited_s - 30.0, awaited_s=awaited_s)
+    return stopped(here(0, heard_ns=first_ns), away, *(there or (waits(),)), **given)
+
+
+@pytest.mark.parametrize(
+    ("awaited_s", "others_took_s", "lost"),
+    [
+        (3.1, 0.1, True),
+        (3.0, 0.1, False),
+        (4.0, 1.0, True),
+        (3.9, 1.0, False),
+        (29.0, 10.0, False),  # a leader of thousands of members is slow
+        (30.0, 10.0, True),
+    ],
+)
+def test_a_standby_replaces_a_member_that_takes_far_longer_than_the_others_to_report_to_a_new_leader(
+    awaited_s: float, others_took_s: float, lost: bool
+) -> None:
+    seen = after_takeover(awaited_s, others_took_s)
+    assert is_lost(seen) is lost
+    away = seen.member("m1")
+    assert away is not None
+    left_s = members.timeout_left_s(seen, away, POLICY)
+    assert is_lost(after_takeover(awaited_s + left_s, others_took_s)), "the next decision is due in time"
+    assert members.unheard_members(seen, POLICY) == (() if lost else ("m1",))
+    if lost:
+        found = faults.first_silent_member(seen)
+        assert found is not None
+        why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"
+        assert found.detail == f"member m1 with rank 1 is lost: {why}"
+        assert found.at_ns == int((NOW_S - awaited_s) * S)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        after_takeover(29.0, 0.1, phase="running"),
+        after_takeover(29.0, 0.1, waits(connected=False)),
+        after_takeover(29.0, 0.1, waits(), placement=("m0", "m1", "m3")),
+    ],
+    ids=["the group trains", "there is no standby", "most members have not reported"],
+)
+def test_otherwise_a_member_has_the_usual_time_to_report_to_a_new_leader(seen: View) -> None:
+    assert not is_lost(seen)
+
+
+def test_on_one_machine_a_member_has_the_usual_time_to_report_to_a_new_supervisor() -> None:
+    local = replace(POLICY, members_created_externally=False)
+    assert not is_lost(after_takeover(29.0, 0.1), policy=local)
