@@ -28,7 +28,7 @@ from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.view import cut_off_work, failed_start, members
+from supervisor.view import cut_off_work, failed_start, members, reports
 from supervisor.view.model import (
     ENDING_PHASES,
     Departure,
@@ -498,13 +498,7 @@ def _is_same(before: JobState, after: JobState) -> bool:
 
 
 def _usual_step_s(view: View) -> float:
-    times = [
-        each.step_s
-        for member in view.members
-        if member.report is not None
-        for each in member.report.progress
-        if each.step_s > 0
-    ]
+    times = [each.step_s for each in reports.last_progress(view) if each.step_s > 0]
     return statistics.median(times) if times else 0.0
 
 

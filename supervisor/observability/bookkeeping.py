@@ -146,12 +146,5 @@ class Bookkeeping:
 
 def _progress(view: View) -> tuple[list[int], set[str]]:
     """Return how many steps each rank has completed, and the current phases of the ranks."""
-    steps: list[int] = []
-    phases: set[str] = set()
-    for member in view.members:
-        if member.report is None or member.name not in view.memory.seats:
-            continue
-        for each in member.report.progress:
-            steps.append(each.step)
-            phases.add(each.phase)
-    return steps, phases
+    found = reports.last_progress(view)
+    return [each.step for each in found], {each.phase for each in found}

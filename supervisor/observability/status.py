@@ -106,14 +106,14 @@ def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View)
         kept["own_state"] = found["own_state"] or bool(before.get("own_state"))
         if kept["own_state"]:
             kept["secured_step"] = None
-    if not any(each.rank == 0 for each in _progress(view)):
+    if not any(each.rank == 0 for each in reports.last_progress(view)):
         kept["loss"] = before.get("loss")
     return kept
 
 
 def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
     """Return the training group's size, progress and speed, and whether it has stalled."""
-    memory, progress = view.memory, _progress(view)
+    memory, progress = view.memory, reports.last_progress(view)
     loss = next((each.loss for each in progress if each.rank == 0), None)
     steps = [each.step for each in progress]
     step_s = max((each.step_s for each in progress), default=0.0)
@@ -158,7 +158,7 @@ def _incidents(memory: JobState, last: Mapping[str, Any] | None) -> dict[str, An
 
 def _saved_state(view: View, policy: Policy) -> dict[str, Any]:
     """Return which steps would survive a fault, and where the current generation resumed from."""
-    memory, progress = view.memory, _progress(view)
+    memory, progress = view.memory, reports.last_progress(view)
     own_state = reports.script_keeps_own_state(view)
     secured = min((each.step for each in progress), default=None) if not own_state else None
     if secured is not None and policy.members_created_externally:
@@ -181,10 +181,6 @@ def _saved_state(view: View, policy: Policy) -> dict[str, Any]:
             for each in memory.missed
         ],
     }
-
-
-def _progress(view: View) -> list[RankProgress]:
-    return [each for m in view.members if m.report is not None for each in m.report.progress]
 
 
 def _lags(view: View, own: tuple[float, float]) -> dict[str, dict[str, float]]:

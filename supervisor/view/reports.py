@@ -132,6 +132,20 @@ def reports(view: View) -> tuple[MemberReport, ...]:
     )
 
 
+def last_progress(view: View) -> list[RankProgress]:
+    """Return the last reported progress of the members with ranks, possibly of an earlier generation.
+
+    A member that has lost its ranks to another one may still be there and report, for example because its
+    pod cannot be deleted before its node is back.
+    """
+    return [
+        each
+        for member in view.members
+        if member.report is not None and member.name in view.memory.seats
+        for each in member.report.progress
+    ]
+
+
 def ranks(view: View) -> tuple[RankState, ...]:
     """Return the states of the current generation's ranks, as reported by their launchers."""
     return tuple(

@@ -84,6 +84,18 @@ def test_the_loss_is_that_of_rank_0_even_if_it_ends_first(tmp_path: Path) -> Non
     assert told_by(records, doing())["loss"] == 0.5
 
 
+def test_a_member_that_has_lost_its_ranks_does_not_hold_back_the_step(tmp_path: Path) -> None:
+    """The pod of a lost member stays until its node is back, with its last report."""
+    records = StatusPublisher(RunDir(tmp_path))
+    now = doing(0, 1, step=3719)
+    last = replace(progress(0, 207), snapshot_step=9999, step_s=60.0)
+    away = member("away", report("away", launcher(rank(0), generation=0), progress=(last,)), connected=False)
+    told, alone = (told_by(records, replace(now, members=(*now.members, *more))) for more in ((away,), ()))
+    shown = ("step", "secured_step", "snapshot_step", "step_s", "rate", "loss")
+    assert told["step"] == 3719
+    assert {name: told[name] for name in shown} == {name: alone[name] for name in shown}
+
+
 def test_on_a_cluster_a_step_is_secured_once_it_survives_the_loss_of_any_node(tmp_path: Path) -> None:
     def secured(*nodes: str, saved: int = 0) -> int | None:
         now = doing(0, 1, step=9)
