@@ -134,6 +134,7 @@ class Door:
         self._idle: dict[asyncio.Protocol, float] = {}  # when each connection became idle, oldest first
         self._trusted: set[asyncio.Protocol] = set()
         self._busy: set[asyncio.Protocol] = set()  # connections with a request that is being answered
+        self._has_come = asyncio.Event()  # set when there may be connections to watch
 
     def guarded(self, make: Callable[[], P]) -> Callable[[], P]:
         """Return a protocol factory for `create_server` that calls `make` and watches each connection."""
@@ -141,7 +142,7 @@ class Door:
         def made() -> P:
             self._make_room()
             connection = make()
-            self._idle[connection] = time.monotonic()
+            self._note_idle(connection)
             return connection
 
         return made
@@ -191,7 +192,7 @@ class Door:
             return
         if protocol not in self._busy and protocol not in self._trusted:  # its request may have arrived
             self._make_room()
-            self._idle[protocol] = time.monotonic()
+            self._note_idle(protocol)
 
     @contextmanager
     def answering(self, connection: asyncio.Protocol | None, *, trusted: bool = False) -> Iterator[None]:
@@ -206,18 +207,26 @@ class Door:
         self._busy.add(connection)
         if trusted:
             self._trusted.add(connection)
+            self._has_come.set()
         try:
             yield
         finally:
             self._busy.discard(connection)
             if connection not in self._trusted and _is_open(connection):
-                self._idle[connection] = time.monotonic()
+                self._note_idle(connection)
 
     async def watch(self) -> None:
-        """Periodically close connections that have been idle for too long."""
+        """Close connections that have been idle for too long. Sleep while there are none."""
         while True:
+            if not self._idle and not self._trusted:
+                self._has_come.clear()
+                await self._has_come.wait()
             await asyncio.sleep(_LOOK_S)
             self.sweep(time.monotonic())
+
+    def _note_idle(self, connection: asyncio.Protocol) -> None:
+        self._idle[connection] = time.monotonic()
+        self._has_come.set()
 
     def sweep(self, now_s: float) -> None:
         """Close connections that have been idle for too long at `now_s`, and forget those that are closed."""

@@ -55,6 +55,7 @@ class Inbox:
         self._lock = Lock()
         self._events: dict[Level, _Line] = {each: OrderedDict() for each in sorted(Level, reverse=True)}
         self._samples: _Line = OrderedDict()
+        self._has_rung = False  # for samples, since the inbox was last emptied
         # True wakes the agent immediately. A SimpleQueue, because its `put` is safe in a signal handler.
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self.dropped = 0  # since the start
@@ -68,7 +69,10 @@ class Inbox:
                 is_event = self._is_event(each)
                 urgent = urgent or is_event
                 self._put(each, is_event)
-        if count:
+            # One ring is enough for all samples of a cycle: each would wake the agent for nothing.
+            rings = urgent or (count > 0 and not self._has_rung)
+            self._has_rung = self._has_rung or count > 0
+        if rings:
             self._bell.put(urgent)
         return count
 
@@ -118,6 +122,7 @@ class Inbox:
     def drain(self) -> list[Observation]:
         """Return all waiting observations: events first, the gravest before the others."""
         with self._lock:
+            self._has_rung = False
             lines = (*self._events.values(), self._samples)
             found = [each for line in lines for each in line.values()]
             for line in lines:

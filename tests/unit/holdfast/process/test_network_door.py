@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from holdfast.process import network
 from holdfast.process.network import Door
 
 MOST = 3
@@ -112,3 +113,33 @@ async def test_connections_that_are_closed_are_forgotten(house: House) -> None:
         assert await reader.read() == b""
     house.door.sweep(1e12)
     assert (house.door._idle, house.door._trusted) == ({}, set())
+
+
+async def test_a_door_without_connections_wakes_up_only_when_one_comes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_LOOK_S", 0.001)
+    monkeypatch.setattr(house.door, "_idle_s", 0.0)
+    swept = 0
+    sweep, has_swept = house.door.sweep, asyncio.Event()
+
+    def counted(now_s: float) -> None:
+        nonlocal swept
+        swept += 1
+        sweep(now_s)
+        has_swept.set()
+
+    monkeypatch.setattr(house.door, "sweep", counted)
+    watching = asyncio.create_task(house.door.watch())
+    try:
+        for _ in range(3):  # it sleeps again after each
+            await asyncio.sleep(0.02)
+            before = swept
+            await asyncio.sleep(0.02)
+            assert swept == before, "it looked although nobody was there"
+            number = await house.enter(b"x")
+            await asyncio.wait_for(has_swept.wait(), 20.0)
+            assert await house.clients[number][0].read(1) == b"", "an idle connection must be closed"
+            has_swept.clear()
+    finally:
+        watching.cancel()

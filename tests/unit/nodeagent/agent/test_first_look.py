@@ -199,6 +199,17 @@ def test_nothing_is_forgotten_before_each_sensor_has_been_tried(monkeypatch: pyt
     assert len(forgotten) == 1
 
 
+class UpFor(Clock):
+    """The clock of a node that has been up for `up_s`, however long this machine has been."""
+
+    def __init__(self, at: clock.Anchor, up_s: float) -> None:
+        super().__init__(at)
+        self._up_s = up_s
+
+    def now_s(self) -> float:
+        return self.anchor.offset_s + self._up_s
+
+
 def test_the_time_that_a_wrong_clock_adds_while_the_node_is_off_is_not_a_time_without_a_fault() -> None:
     day_s, began_s = 86400.0, Clock(BOOT).now_s()
     first = agent(SavedState())
@@ -208,7 +219,7 @@ def test_the_time_that_a_wrong_clock_adds_while_the_node_is_off_is_not_a_time_wi
     first.close()
     ahead = clock.anchor(first.state.anchor, first.state.last_s, "next", began_s, began_s + 4 * day_s)
     up_s = first.state.last_s - before.last_s
-    second = Agent(shipped(), Clock(ahead), first.state, None, lambda _: None)
+    second = Agent(shipped(), UpFor(ahead, 60.0), first.state, None, lambda _: None)
     assert [(each.code, each.since_s) for each in findings(second)] == [(138, before.since_s)]
     booted_s = ahead.offset_s
     assert [each.code for each in second.evaluator.findings(booted_s + day_s - up_s - 1.0)] == [138]

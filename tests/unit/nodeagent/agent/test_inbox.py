@@ -120,6 +120,22 @@ def test_a_waiting_thread_is_woken() -> None:
     inbox.wait(30.0)
 
 
+def test_the_samples_of_a_cycle_wake_the_agent_once() -> None:
+    """Each ring wakes a thread, which is most of the cost of an idle agent."""
+    inbox = Inbox(POLICY)
+    for cycle in range(3):
+        for n in range(5):
+            inbox.put([sample("heat", 10.0 * cycle + n, 1)])
+        assert inbox._bell.qsize() == 1
+        inbox.wait(30.0)
+        inbox.put([sample("heat", 10.0 * cycle + 9, 1)])  # still of this cycle
+        assert inbox._bell.qsize() == 0
+        inbox.put([xid(79, float(cycle))])
+        assert inbox._bell.qsize() == 1, "an event always wakes it"
+        inbox.wait(30.0)
+        assert len(inbox.drain()) == 7
+
+
 def test_one_wait_gathers_the_samples_of_all_sensors_and_an_event_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
