@@ -50,13 +50,14 @@ class PodServer(MemberServer):
         self._may_order = may_order
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
         self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
-        self._open_ns = time.monotonic_ns() + int(COME_S * 1e9)
+        self._began_ns = time.monotonic_ns()
 
     def connection(self, member: str) -> MemberConnection:
         is_new = member not in self.connections
         line = super().connection(member)
         if is_new:
-            line.heard_ns = max(line.heard_ns, self._open_ns)
+            line.since_ns = self._began_ns
+            line.heard_ns = max(line.heard_ns, self._began_ns + int(COME_S * 1e9))
         return line
 
     def _take_over(

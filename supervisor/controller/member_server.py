@@ -131,9 +131,15 @@ class MemberServer:
 
     def discount_own_pause(self, late_ns: int) -> None:
         """Do not count the last `late_ns`, during which this process did not run, as silence of members."""
+        now_ns = self._now_ns()
+
+        def moved(at_ns: int) -> int:
+            # On a cluster, the silence of a member that has yet to connect begins in the future.
+            return at_ns + late_ns if at_ns > now_ns else min(now_ns, at_ns + late_ns)
+
         for line in self.connections.values():
-            line.heard_ns = min(self._now_ns(), line.heard_ns + late_ns)
-            line.since_ns = min(self._now_ns(), line.since_ns + late_ns)
+            line.heard_ns, line.since_ns = moved(line.heard_ns), moved(line.since_ns)
+            line.first_ns = line.first_ns and moved(line.first_ns)
             line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:

@@ -147,19 +147,16 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     The kernel closes the connections of processes that are killed. If all processes of a node are killed,
     nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group
     that has stopped can continue sooner without this member. While the group trains, nothing is concluded.
+    Nor is it while more members are absent than standbys are ready: the group could not continue.
 
     A member that has not reported to a new leader had a connection to the previous one, which may have ended
     together with it. It has more time than the others needed (`_connects_in_s`).
     """
     if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
         return math.inf
-    if 2 * _others(view).reporting < len(view.memory.placement):
-        return math.inf
-    seats, nproc = view.memory.seats, view.memory.nproc
-    has_standby = any(
-        each.name not in seats and is_controllable(each) and is_ready(each, nproc) for each in view.members
-    )
-    if not has_standby:
+    others = _others(view)
+    absent = len(view.memory.placement) - others.reporting
+    if 2 * others.reporting < len(view.memory.placement) or absent > others.standbys:
         return math.inf
     return _connects_in_s(view, member) if member.awaited_s else CLOSED_S - lifeless_s
 
@@ -180,7 +177,8 @@ class _Others:
 
     reporting: int  # how many report
     stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
-    first_ns: int  # when the last of those that report did so for the first time; 0 for never
+    first_ns: int  # when the last of those that ever reported did so for the first time; 0 for never
+    standbys: int  # how many members without ranks could take a place now
     are_late: bool  # a rank of one that reports has made no progress for longer than its steps take
 
 
@@ -191,7 +189,8 @@ def _others(view: View) -> _Others:
     return _Others(
         len(reporting),
         max((each.stepped_ns for each in there), default=0),
-        max((each.heard_ns for each in reporting), default=0),
+        max((each.heard_ns for each in there), default=0),
+        sum(_can_take_place(view, each) for each in view.members),
         any(
             stall.generation == view.memory.generation
             for each in reporting
@@ -199,6 +198,11 @@ def _others(view: View) -> _Others:
             for stall in each.report.stalls
         ),
     )
+
+
+def _can_take_place(view: View, member: MemberView) -> bool:
+    is_standby = member.name not in view.memory.seats and member.departure is None
+    return is_standby and is_controllable(member) and is_ready(member, view.memory.nproc)
 
 
 def is_ready(member: MemberView, nproc: int) -> bool:

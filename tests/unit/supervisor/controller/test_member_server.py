@@ -81,9 +81,15 @@ def test_time_in_which_this_process_was_stopped_is_no_evidence_against_a_member(
     for name, heard_ns in (("m0", 5_000), ("m1", 19_000)):
         line = made.connection(name)
         line.heard_ns, line.unanswered_ns = heard_ns, 6_000
+    awaited = made.connection("m2")  # its silence begins later
+    awaited.heard_ns, awaited.since_ns = 50_000, 2_000
+    made.connection("m1").first_ns = 3_000
     made.discount_own_pause(10_000)
     lines = made.connections.values()
-    assert [(each.heard_ns, each.unanswered_ns) for each in lines] == [(15_000, 0), (20_000, 0)]
+    heard = [(each.heard_ns, each.unanswered_ns) for each in lines]
+    assert heard == [(15_000, 0), (20_000, 0), (60_000, 0)]
+    assert [each.first_ns for each in lines] == [0, 13_000, 0], "it has waited no longer than the others took"
+    assert awaited.since_ns == 12_000
 
 
 def test_a_member_is_well_while_it_reports_a_launcher_that_answers() -> None:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.protocol.member_messages import RankStall
 from supervisor.decision.decide import decide
 from supervisor.view import faults, members
-from supervisor.view.model import JobPhase, MemberView, Policy, Secure, View, Wait
+from supervisor.view.model import Departure, JobPhase, MemberView, Policy, Secure, View, Wait
 from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=2, member_timeout_s=30.0, members_created_externally=True)
@@ -265,17 +265,53 @@ def test_a_standby_replaces_a_member_that_takes_far_longer_than_the_others_to_re
         assert found.at_ns == int((NOW_S - awaited_s) * S)
 
 
+def late_for(number: int, awaited_s: float = 29.0) -> MemberView:
+    """Return a member that has not reported to a new leader."""
+    return member(f"m{number}", None, silent_s=awaited_s - 30.0, awaited_s=awaited_s)
+
+
+LEAVES = Departure("its pod is being deleted", has_begun=True)
+TWO_AWAY: dict[str, Any] = {"placement": ("m0", "m1", "m3", "m4"), "world_size": 4}
+
+
 @pytest.mark.parametrize(
     "seen",
     [
         after_takeover(29.0, 0.1, phase="running"),
         after_takeover(29.0, 0.1, waits(connected=False)),
+        after_takeover(29.0, 0.1, waits(departure=LEAVES)),
         after_takeover(29.0, 0.1, waits(), placement=("m0", "m1", "m3")),
+        after_takeover(29.0, 0.1, waits(), here(3), late_for(4), **TWO_AWAY),
+        after_takeover(29.0, 0.1, waits(), here(3), here(4, silent_s=1.6), **TWO_AWAY),
+        after_takeover(8.0, 6.0, waits(), here(3, silent_s=1.6), waits(5), placement=("m0", "m1", "m3")),
     ],
-    ids=["the group trains", "there is no standby", "most members have not reported"],
+    ids=[
+        "the group trains",
+        "there is no standby",
+        "the standby leaves",
+        "most members have not reported",
+        "another is late too, and one standby cannot replace both",
+        "another may be away too",
+        "the slowest of the others is silent",
+    ],
 )
 def test_otherwise_a_member_has_the_usual_time_to_report_to_a_new_leader(seen: View) -> None:
     assert not is_lost(seen)
+
+
+def test_as_many_members_can_be_replaced_as_standbys_are_ready() -> None:
+    seen = after_takeover(4.0, 0.1, waits(), waits(5), here(3), late_for(4, 4.0), **TWO_AWAY)
+    assert [name for name in TWO_AWAY["placement"] if is_lost(seen, name)] == ["m1", "m4"]
+
+
+def test_thousands_of_late_members_of_a_stopped_group_are_judged_in_milliseconds() -> None:
+    names = tuple(f"m{number}" for number in range(4000))
+    there = [here(number) if number % 2 else late_for(number) for number in range(4000)]
+    seen = stopped(*there, *(waits(4000 + n, connected=False) for n in range(50)), placement=names)
+    began_s = time.perf_counter()
+    assert not any(members.is_lost(seen, each, POLICY) for each in there)
+    took_s = time.perf_counter() - began_s
+    assert took_s < 1.0, took_s  # it takes about 10 ms; looking for a standby each time takes seconds
 
 
 def test_on_one_machine_a_member_has_the_usual_time_to_report_to_a_new_supervisor() -> None:
