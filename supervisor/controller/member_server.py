@@ -44,7 +44,7 @@ REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
 RATE_BYTES = 2_000_000  # how much a member may send per second, on average
 BURST_BYTES = 4_000_000
-LEAST_BYTES = 256  # a smaller message counts as this much, because it takes time too
+LEAST_BYTES = 4096  # a smaller message, such as a ping, counts as this much, because it takes time too
 
 
 def largest_report(nproc: int) -> int:

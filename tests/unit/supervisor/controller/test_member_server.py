@@ -442,3 +442,11 @@ async def test_a_report_that_is_not_ascii_is_refused() -> None:
         await line.send_str(says("m7").replace("m7", "\u00fc"))
         assert "ASCII" in await asyncio.wait_for(made.told.get(), LIMIT_S)
     assert not made.has_heard
+
+
+def test_small_messages_are_read_no_more_often_than_reports() -> None:
+    """A ping takes the event loop nearly as long as the smallest report."""
+    budget = lines_of.ByteBudget()
+    waits_s = [budget.spend(4, 0.0) for _ in range(2000)]
+    assert not any(waits_s[:900]), "a burst is read at once"
+    assert waits_s[-1] > 1.0, waits_s[-1]
