@@ -1,4 +1,4 @@
-"""Lines that the kernel begins with a process's name: a user chooses it, and more of the text that follows."""
+"""Lines that the kernel begins with a process's name: a user chooses it, and more of what follows."""
 
 from __future__ import annotations
 
