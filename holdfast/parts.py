@@ -22,6 +22,7 @@ PARTS = ("supervisor", "sidecar", "nodeagent", "trainer")
 DISTRIBUTIONS = {
     "aiohttp": "aiohttp",
     "prometheus_client": "prometheus_client",
+    "psutil": "psutil",
     "pynvml": "nvidia-ml-py",
     "tomli": "tomli",
     "torch": "torch",
@@ -94,7 +95,9 @@ def _become(part: str, args: list[str]) -> int:
         return run(words[0], words[1:]) if words else 0
     problem = _missing(part)
     if problem:
-        return _refuse(problem)
+        _refuse(problem)
+        # As for any bad input of this command: 2 would be the verdict "unhealthy".
+        return 64 if (part, args[:1]) == ("nodeagent", ["check"]) else 2
     _set_path()
     return run(part, args)
 
@@ -107,14 +110,22 @@ def run(part: str, args: list[str]) -> int:
     try:
         runpy.run_module(part, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in DISTRIBUTIONS:
+        lacks = lacking(part, error)
+        if lacks is None:
             raise  # a bug in Holdfast; the traceback shows where
-        return _refuse(
-            f"the {part} needs {name}, which this Python lacks; run"
-            f" {sys.executable} -m pip install {DISTRIBUTIONS[name]}"
-        )
+        return _refuse(lacks)
     return 0
+
+
+def lacking(part: str, error: ModuleNotFoundError) -> str | None:
+    """Return an error message if `part` lacks one of the packages that may be missing; otherwise None."""
+    name = (error.name or "").partition(".")[0]
+    if name not in DISTRIBUTIONS:
+        return None
+    return (
+        f"the {part} needs {name}, which this Python lacks; run"
+        f" {sys.executable} -m pip install {DISTRIBUTIONS[name]}"
+    )
 
 
 def _missing(part: str) -> str | None:

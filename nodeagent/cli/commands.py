@@ -13,17 +13,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast import exit_codes
 from holdfast.errors import BadInput
-from holdfast.protocol import foreign_text
 from nodeagent import model
 from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent, Note
-from nodeagent.cli import assembly, explanations, rendering
+from nodeagent.cli import assembly, explanations, output, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the other commands do not load the server
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # how long to wait for the reader of stdout after everything is saved
 ASK_S = 5.0
-CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: 3}  # of `check`
+CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: exit_codes.NOT_JUDGED}  # of `check`
 CLOSE_S = 30.0  # limit for the agent to close NVML, which takes about 10 s, or more if a call is slow
 NOT_CLOSED = 1
 TESTS = "test"  # the folder that `serve --test` uses within the state folder
@@ -67,11 +67,22 @@ def check(options: argparse.Namespace) -> int:
     found = report.check_report(
         agent.published, parts.about(), undecided, options.for_s, allow_blind=options.allow_blind
     )
-    if options.json:
-        _print(json.dumps(found, indent=2))
+    code = CODES[found["level"]]
+    try:
+        _show_health(found, options.json)
+    except BrokenPipeError:
+        pass  # the reader has seen enough
+    except Exception as error:  # the verdict is known, and a script acts on the exit code
+        with suppress(OSError):
+            sys.stderr.write(f"holdfast: the node is {found['level']}, but {error}\n")
+    _exit(code)
+
+
+def _show_health(found: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.show(json.dumps(found, indent=2))
     else:
-        _print(*rendering.render_health(found, colour=_colour()))
-    _exit(CODES[found["level"]])
+        output.show(*rendering.render_health(found, colour=output.has_colour()))
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -80,7 +91,11 @@ def watch(options: argparse.Namespace) -> int:
 
     def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
-            _print(json.dumps(each) if options.json else rendering.render_change(each, colour=_colour()))
+            output.show(
+                json.dumps(each)
+                if options.json
+                else rendering.render_change(each, colour=output.has_colour())
+            )
 
     agent = _agent(parts, report_changes)
     _handle_signals(agent)
@@ -99,7 +114,7 @@ def serve(options: argparse.Namespace) -> int:
         options.state_dir = options.state_dir / TESTS
     parts = assembly.assemble(options, keeps=True, trusting=options.test)
 
-    log = EventLog(_write)
+    log = EventLog(output.write)
 
     def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
@@ -189,12 +204,12 @@ def history(options: argparse.Namespace) -> int:
     found, problems = _remembered(folder)
     newest = found.history[-options.limit :]
     if options.json:
-        _print(json.dumps({"events": newest, "problems": list(problems)}, indent=2))
+        output.show(json.dumps({"events": newest, "problems": list(problems)}, indent=2))
         return 0
-    _print(*(f"! {each}" for each in problems))
-    _print(*(rendering.render_change(each, colour=_colour()) for each in newest))
+    output.show(*(f"! {each}" for each in problems))
+    output.show(*(rendering.render_change(each, colour=output.has_colour()) for each in newest))
     if not newest:
-        _print(f"no changes recorded in {folder} yet")
+        output.show(f"no changes recorded in {folder} yet")
     return 0
 
 
@@ -206,7 +221,7 @@ def inject(options: argparse.Namespace) -> int:
     )
     try:
         with urllib.request.urlopen(request, timeout=ASK_S) as answer:
-            _print(f"injected: {json.load(answer)['injected']}")
+            output.show(f"injected: {json.load(answer)['injected']}")
             return 0
     except urllib.error.HTTPError as error:
         if error.code in (404, 405):
@@ -224,7 +239,7 @@ def explain(options: argparse.Namespace) -> int:
     found = explanations.look_up(policy, options.subject, options.code)
     if isinstance(found, explanations.UnknownCode):
         raise BadInput(found.line)
-    _print(json.dumps(found, indent=2) if options.json else explanations.explanation(found))
+    output.show(json.dumps(found, indent=2) if options.json else explanations.explanation(found))
     return 0
 
 
@@ -244,7 +259,7 @@ def clear(options: argparse.Namespace) -> int:
         operator_requests.record_clear(folder, entity, options.why, remembered.anchor)
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
-    _print(
+    output.show(
         f"{entity}: recorded; the agent clears its findings within seconds. "
         "Findings about samples return with the next bad sample"
     )
@@ -261,7 +276,7 @@ def forget(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}") from None
     of = f" of {entity}" if entity else ""
-    _print(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
+    output.show(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
     return 0
 
 
@@ -274,11 +289,13 @@ def release(options: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
     if options.end:
-        _print("ended: the agent opens NVML again within seconds")
+        output.show("ended: the agent opens NVML again within seconds")
         return 0
     length = model.duration(options.for_s)
     if not runs:
-        _print(f"no agent runs on {folder}; one that starts within {length} keeps NVML closed until then")
+        output.show(
+            f"no agent runs on {folder}; one that starts within {length} keeps NVML closed until then"
+        )
         return 0
     until = time.monotonic() + CLOSE_S
     while not operator_requests.is_closed(folder, asked):
@@ -286,7 +303,7 @@ def release(options: argparse.Namespace) -> int:
             sys.stderr.write(f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s: {_HANGS}\n")
             return NOT_CLOSED
         time.sleep(0.1)
-    _print(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
+    output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
     return 0
 
 
@@ -339,9 +356,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
     with agent.looked:
         agent.looked.wait_for(lambda: agent.published.ready)
     if not as_json:
-        _print(
-            *rendering.render_health(report.health_report(agent.published, parts.about()), colour=_colour())
-        )
+        _show_health(report.health_report(agent.published, parts.about()), as_json)
 
 
 def _handle_signals(agent: Agent) -> None:
@@ -359,22 +374,9 @@ def _handle_signals(agent: Agent) -> None:
 
 def _exit(code: int) -> NoReturn:
     """Exit immediately: a sensor's thread may hang in a call that cannot be ended."""
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _print(*lines: str) -> None:
-    harmless = (line for text in lines for line in foreign_text.lines(text, colour=True))
-    _write("".join(f"{line}\n" for line in harmless))
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 COMMANDS = {

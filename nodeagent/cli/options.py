@@ -106,7 +106,8 @@ _COMMANDS = {
     "check": (
         "look once and print a table",
         "Exit code: 0 healthy, 1 degraded, 2 unhealthy, 3 if nothing is degraded or unhealthy but"
-        " something could not be judged, 64 for bad usage.",
+        " something could not be judged or the check failed, 64 for bad usage or a missing package. It is the"
+        " verdict even if the output cannot be written.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),

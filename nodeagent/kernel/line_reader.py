@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nodeagent.kernel import nvidia_lines
 from nodeagent.kernel.nvidia_lines import CLEARED, LineFact, quoted
 from nodeagent.model import VERDICT_XID, Observation
-from nodeagent.policy.kernel_lines import KernelLine
+from nodeagent.policy.kernel_lines import KernelLine, about_process
 from nodeagent.sensing.clock import Clock
 
 MAX_LINE = 4096  # characters searched: the kernel's limit is 2048 (PRINTK_MESSAGE_MAX)
@@ -30,6 +30,7 @@ class LinePatterns:
 
     def __init__(self, lines: Iterable[KernelLine]) -> None:
         self._lines = tuple(lines)
+        self._of_processes = tuple(line for line in self._lines if about_process(line.example))
         hints = {*nvidia_lines.NVIDIA_HINTS, *(line.has for line in self._lines)}
         pattern = _any_of(sorted(hints))
         self._hinted = re.compile(pattern)
@@ -50,10 +51,12 @@ class LinePatterns:
         text = text[:MAX_LINE]
         if not self.may_match(text):
             return ()
-        return nvidia_lines.parse_nvidia(text) or self._match(text)
+        if about_process(text):  # a user chose how it begins, and quotes whatever follows
+            return self._match(text, self._of_processes)
+        return nvidia_lines.parse_nvidia(text) or self._match(text, self._lines)
 
-    def _match(self, text: str) -> tuple[LineFact, ...]:
-        for line in self._lines:
+    def _match(self, text: str, lines: tuple[KernelLine, ...]) -> tuple[LineFact, ...]:
+        for line in lines:
             match = line.pattern.match(text) if line.has in text else None
             if match is not None:
                 check = CLEARED if line.ends else line.check

@@ -1,7 +1,8 @@
 """Parses the NVIDIA drivers' kernel lines: Xids, SXids, GPUs off the bus, UUIDs of GPUs. Pure.
 
 Every pattern matches from the record's first character. Other kernel lines quote text that users control,
-such as the library where a program crashed, and must not be mistaken for the driver's lines.
+such as the library where a program crashed, and must not be mistaken for the driver's lines. Lines that begin
+with the name of a process are not parsed here at all: see `LinePatterns`.
 
 Xids 144 to 150 are errors of NVLink 5: their lines name a unit, a severity and the words that NVIDIA's
 catalogue decodes.
@@ -45,8 +46,13 @@ _SXID = re.compile(
 )
 
 _UUID = re.compile(rf"NVRM: GPU at {_PCI}: (?P<uuid>GPU-[0-9a-fA-F-]{{8,40}})")
-_ADDRESS = re.compile(
-    r"(?:(?<=PCI:)|(?<![0-9a-fA-F:]))(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?!\w)"
+# The whole line up to "the bus", because other lines of the driver quote text of its clients, such as the
+# version that a client claims to have. The three-line form breaks at different words in different drivers.
+_FALLEN = re.compile(
+    r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?"
+    r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+    r"(?:(?:: GPU)? has|\s{1,4}(?:NVRM: )?(?:\(PCI ID: [0-9a-fA-F:]{9}\) )?installed in this"
+    r"\s{1,4}(?:NVRM: )?system has)\s{1,4}(?:NVRM: )?fallen off the bus"
 )
 
 _PLACE = re.compile(r"\(GPC (?P<gpc>\d{1,3}), TPC (?P<tpc>\d{1,3})(?:, SM (?P<sm>\d{1,3}))?")
@@ -187,12 +193,10 @@ def _registers(detail: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def _fallen(text: str) -> tuple[LineFact, ...]:
-    if "fallen off the bus" not in text:
+    match = _FALLEN.match(text)
+    if match is None:
         return ()
-    address = _ADDRESS.search(text)
-    if address is None:
-        return ()
-    return (LineFact("xid", gpu_entity(address[0]), float(FELL_OFF_THE_BUS), "", quoted(text)),)
+    return (LineFact("xid", gpu_entity(match["pci"]), float(FELL_OFF_THE_BUS), "", quoted(text)),)
 
 
 def _sxid(text: str) -> tuple[LineFact, ...]:

@@ -178,15 +178,21 @@ def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def links_up(query: GpuQuery) -> dict[int, bool]:
-    """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none."""
+    """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none or none answers.
+
+    A link that was down when it last answered stays down until it answers again.
+    """
+    call = nvml.nvmlDeviceGetNvLinkState
     links = query.nvlinks if query.nvlinks is not None else range(nvml.NVML_NVLINK_MAX_LINKS)
-    states = {link: query.ask(nvml.nvmlDeviceGetNvLinkState, link) for link in links}
+    states = {link: query.ask(call, link) for link in links}
     found = {link: bool(state) for link, state in states.items() if state is not None}
-    if len(found) < len(states):
-        query.nvlinks = tuple(
-            link for link in links if (nvml.nvmlDeviceGetNvLinkState, (link,)) not in query.never
-        )
-    return found
+    query.link_states.update(found)
+    if len(found) == len(states):
+        return found
+    query.never.difference_update((call, (link,)) for link in query.link_states)  # ask them again
+    query.nvlinks = tuple(link for link in links if (call, (link,)) not in query.never)
+    silent_down = {link: False for link, up in query.link_states.items() if not up and link not in found}
+    return found | silent_down if found else {}
 
 
 def mig_mode(query: GpuQuery) -> tuple[bool, bool] | None:

@@ -45,9 +45,11 @@ class GpuQuery:
     answered: int = 0  # since `begin`
     failed: str = ""  # since `begin`: the first unexplained error
     nvlinks: tuple[int, ...] | None = None  # those that the GPU has; None: not known yet
+    link_states: dict[int, bool] = field(default_factory=dict)  # the last answer of each NVLink
     _pci: str = field(init=False, default="")
     _constants: dict[object, Any] = field(default_factory=dict)
     _of_sweep: dict[object, Any] = field(default_factory=dict)
+    _supported: set[object] = field(default_factory=set)  # calls and fields that have returned a value
 
     def __post_init__(self) -> None:
         self._pci = self.gpu.pci
@@ -103,6 +105,7 @@ class GpuQuery:
             self._refused(error.value, key, function.__name__)
             return None
         self.answered += 1
+        self._supported.add(key)
         return found
 
     def fields(self, *keys: FieldKey) -> tuple[float | None, ...]:
@@ -128,6 +131,7 @@ class GpuQuery:
             elif value.valueType < len(_MEMBERS):
                 found[key] = float(getattr(value.value, _MEMBERS[value.valueType]))
                 self.answered += 1
+                self._supported.add(key)
         return tuple(found.get(key) for key in keys)
 
     def _refused(self, code: int, key: object, during: str) -> None:
@@ -135,9 +139,10 @@ class GpuQuery:
             raise library.driver_gone(code, during)
         if code in library.GONE:
             raise GpuGone(code, during)
-        # If the handle is the only argument, INVALID_ARGUMENT means that the handle is invalid, which may be
-        # temporary.
-        if code in library.NEVER and (code != library.INVALID_ARGUMENT or isinstance(key, tuple)):
+        # If the handle is the only argument, or if the other arguments were valid before, INVALID_ARGUMENT
+        # means that the handle is invalid, which may be temporary.
+        of_handle = not isinstance(key, tuple) or key in self._supported
+        if code in library.NEVER and not (code == library.INVALID_ARGUMENT and of_handle):
             self.never.add(key)
         elif not self.failed:
             self.failed = f"{during}: {library.name(code)}"

@@ -33,7 +33,23 @@ _WORDS = {
 FILE = "kernel_lines.toml"
 MAX_LINES = 256  # each pattern costs time on every kernel line that contains its characters
 MAX_ENTITY = 128
+
+# The kernel begins some lines with the name of a process, 15 bytes that its user chooses. What follows may
+# quote more of the user's text: the file in which a program crashed, or the cgroup of a failed allocation.
+# Such a line can begin like any other ("NVRM: a[11744]: segfault at ... in FILE"). These are the forms of
+# "%s" with the name in the Linux source: show_signal_msg(), do_trap() and others; drop_caches and others;
+# print_fatal_signal(); oom_kill_process(); warn_alloc().
+_ABOUT_PROCESS = re.compile(
+    r".{0,15}?(?:\[\d{1,10}\]| ?\(\d{1,10}\)|(?:/\d{1,10})?: potentially unexpected fatal signal"
+    r"| invoked oom-killer|: .{0,160}?, ?mode:0x)",
+    re.DOTALL,
+)
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
+
+
+def about_process(text: str) -> bool:
+    """Return True for a line that begins with a process's name, which its user chooses."""
+    return _ABOUT_PROCESS.match(text) is not None
 
 
 def table_mistakes(table: dict[str, Any]) -> list[str]:
@@ -100,6 +116,8 @@ def _pattern_mistakes(table: dict[str, Any]) -> list[str]:
     ]
     if example is not None and not pattern.match(example):
         wrong.append("example: does not match the pattern")
+    if example is not None and about_process(example) and table.get("level") != "healthy":
+        wrong.append("level: must be healthy, because a user can produce a line like the example")
     return wrong
 
 

@@ -30,7 +30,15 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
         BadPolicy: the text has mistakes; the exception lists all of them, one line each.
     """
     policy = shipped()
-    return policy if overrides is None else overriding.overridden(policy, overrides, file)
+    if overrides is None:
+        return policy
+    try:
+        return overriding.overridden(policy, overrides, file)
+    except BadPolicy:
+        raise
+    except Exception as error:  # one text that a whole fleet mounts must not stop its agents, whatever it is
+        why = f"{type(error).__name__}: {error}"[: validation.MAX_TEXT]
+        raise BadPolicy([f"{file}: cannot be understood: {' '.join(why.split())}"]) from error
 
 
 def read_overrides(path: Path) -> str:

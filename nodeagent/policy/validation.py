@@ -15,8 +15,21 @@ from typing import Any, TypeVar
 MAX_MISTAKES = 100
 MAX_KEY = 80  # characters
 MAX_TEXT = 200
+MAX_BITS = 1024  # of a number that a message shows
 _PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
-_BRIEF = Repr()
+
+
+class _Brief(Repr):
+    """Represents any value that TOML can contain within a bounded length."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write more than some thousand digits in decimal, which hexadecimal input may have.
+        return (
+            super().repr_int(x, level) if x.bit_length() <= MAX_BITS else f"a number of {x.bit_length()} bits"
+        )
+
+
+_BRIEF = _Brief()
 
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 

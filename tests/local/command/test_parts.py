@@ -146,6 +146,12 @@ def test_a_missing_part_is_named_even_if_another_package_has_its_name(tmp_path: 
     assert "unknown part 'sidekar'; the parts are" in python(script, "sidekar").stderr
 
 
+def test_a_missing_node_agent_is_not_taken_for_the_verdict_of_a_check(tmp_path: Path) -> None:
+    script = installation(tmp_path)
+    assert python(script, "nodeagent", "check").returncode == 64
+    assert python(script, "nodeagent", "serve").returncode == 2
+
+
 def test_an_import_root_lets_a_script_import_holdfast_and_its_own_modules(tmp_path: Path) -> None:
     root = parts.import_root(tmp_path / "a" / "root")
     assert [entry.name for entry in root.iterdir()] == ["holdfast"]

@@ -29,14 +29,17 @@ def environment(fake: Fake | None = None) -> dict[str, str]:
     return found
 
 
-def node(*words: str, fake: Fake | None = None) -> subprocess.CompletedProcess[str]:
+def node(
+    *words: str, fake: Fake | None = None, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     command = [sys.executable, "-m", "holdfast", "node", *words]
     return subprocess.run(
         command,
         cwd=ROOT,
         env=environment(fake),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=PATIENCE_S,
         check=False,

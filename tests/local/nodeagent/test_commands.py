@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from holdfast import parts
 from holdfast.process.clock import boot_id
 from nodeagent.agent import saved_state
 from nodeagent.cli import commands
@@ -213,6 +215,59 @@ def test_bad_usage_of_check_is_not_taken_for_an_unhealthy_node() -> None:
     for words in (["--jsn"], ["--for", "soon"], ["--policy", "/nowhere/node.toml"]):
         done = node("check", *words)
         assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
+
+
+@contextmanager
+def unwritable() -> Iterator[int]:
+    """Yield a descriptor on a disk that is always full."""
+    number = os.open("/dev/full", os.O_WRONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def test_the_verdict_is_the_exit_code_even_if_the_output_cannot_be_written(
+    tmp_path: Path, fake: Fake
+) -> None:
+    fake.gpu(1).remap_failure = 1
+    words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none")
+    with unwritable() as full_disk:
+        for more in ((), ("--json",)):
+            done = node(*words, *more, fake=fake, stdout=full_disk)
+            why = "the output cannot be written: No space left on device"
+            assert (done.returncode, done.stderr) == (2, f"holdfast: the node is unhealthy, but {why}\n")
+
+
+def test_other_commands_report_output_that_cannot_be_written(tmp_path: Path) -> None:
+    with unwritable() as full_disk:
+        done = node("explain", "xid", "79", stdout=full_disk)
+    assert (done.returncode, done.stderr) == (
+        120,
+        "holdfast: the output cannot be written: No space left on device\n",
+    )
+
+
+def test_a_check_that_fails_is_not_taken_for_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text("raise RuntimeError('a broken installation')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = node("check", "--state-dir", str(tmp_path), "--for", "0.2")
+    assert done.returncode == 3
+    assert "RuntimeError: a broken installation\n" in done.stderr
+    assert done.stderr.endswith("holdfast: the check failed, so the node was not judged\n")
+    assert node("history", "--state-dir", str(tmp_path)).returncode == 1, "a defect has a traceback"
+
+
+@pytest.mark.parametrize(("command", "code"), [("check", 64), ("watch", 2)])
+def test_a_missing_package_is_not_taken_for_a_verdict(command: str, code: int) -> None:
+    program = parts.command("nodeagent", command)
+    done = subprocess.run(  # -S: no package of the installation can be imported
+        [program[0], "-S", *program[1:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert "which this Python lacks; run" in done.stderr
 
 
 def test_a_check_in_which_every_sensor_is_blind_is_not_healthy(tmp_path: Path) -> None:

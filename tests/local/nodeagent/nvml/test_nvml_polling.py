@@ -240,6 +240,23 @@ def test_links_that_were_up_before_a_restart_are_reported_as_down(room: Room) ->
     assert (seen.value, seen.text) == (2, "of 17 links down: 3, 4")
 
 
+def test_a_link_that_is_down_stays_down_while_it_does_not_answer(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.link_up[5] = 0
+    assert room.values(0)["nvlink_down"] == 1
+    gpu.links = 3  # the others answer INVALID_ARGUMENT: one is down, and nothing is known of the rest
+    assert [room.values(0)["nvlink_down"] for _ in range(2)] == [1, 1]
+    gpu.links = 0  # none answers, so nothing is known
+    assert "nvlink_down" not in room.values(0)
+    gpu.links = 18
+    assert room.values(0)["nvlink_down"] == 1
+    gpu.link_up[7] = 0
+    assert room.values(0)["nvlink_down"] == 2, "a link that did not answer once is asked again"
+    gpu.link_up[5] = gpu.link_up[7] = 1
+    assert room.values(0)["nvlink_down"] == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "total"),
     [({161: 5, 162: 1, 163: 2}, 16), ({215: 3, 208: 4}, 14)],
@@ -258,11 +275,12 @@ def test_errors_of_newer_links_are_summed_over_the_links(
         sensor.close()
 
 
-def test_a_counter_of_links_that_is_unreadable_for_one_poll_adds_no_errors(room: Room) -> None:
+@pytest.mark.parametrize("code", [state.UNKNOWN, state.INVALID_ARGUMENT])
+def test_a_counter_of_links_that_is_unreadable_for_one_poll_adds_no_errors(room: Room, code: int) -> None:
     gpu = room.fake.gpu(0)
     gpu.nvlink_replay, gpu.nvlink_crc = 2000, 5
     before = room.values(0)["nvlink_errors"]
-    room.fake.field(0, 52, code=state.UNKNOWN)
+    room.fake.field(0, 52, code=code)
     assert "nvlink_errors" not in room.values(0)
     room.fake.field(0, 52, 2001)
     assert room.values(0)["nvlink_errors"] - before == 1

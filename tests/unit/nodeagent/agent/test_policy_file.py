@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.agent.policy_file import KEPT, PolicyFile
 from nodeagent.model import Level
-from nodeagent.policy import loading
+from nodeagent.policy import loading, overriding
 from nodeagent.policy.loading import shipped
 
 GOOD = '[xid.63]\nlevel = "degraded"\n'
@@ -63,7 +63,9 @@ def test_a_changed_file_takes_effect_and_is_announced_once(room: Room) -> None:
     assert (level(file), room.notified, room.kept.read_text()) == (Level.UNHEALTHY, 1, OTHER)
 
 
-@pytest.mark.parametrize("bad", ["wrong", "missing", "folder", "binary", "huge", "dangling", "not toml"])
+@pytest.mark.parametrize(
+    "bad", ["wrong", "missing", "folder", "binary", "huge", "dangling", "not toml", "huge number"]
+)
 def test_a_bad_file_leaves_the_last_good_policy_in_force_and_is_named(room: Room, bad: str) -> None:
     room.path.write_text(GOOD)
     running = room.start()
@@ -80,6 +82,8 @@ def test_a_bad_file_leaves_the_last_good_policy_in_force_and_is_named(room: Room
         room.path.symlink_to("nowhere")
     elif bad == "not toml":
         room.path.write_text("[[[")
+    elif bad == "huge number":
+        room.path.write_text(f"[xid.63]\nhold_s = 0x{'f' * 5000}\n")
     running.read()
     for file in (running, room.start()):
         assert level(file) is Level.DEGRADED
@@ -94,6 +98,26 @@ def test_a_bad_file_leaves_the_last_good_policy_in_force_and_is_named(room: Room
     room.path.write_text(GOOD)
     running.read()
     assert (level(running), running.current.problem, running.current.rejected) == (Level.DEGRADED, "", False)
+
+
+def test_a_text_that_the_reader_fails_on_is_a_bad_file(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.path.write_text(GOOD)
+    running = room.start()
+
+    def failing(*_: object) -> None:
+        raise ArithmeticError("too\ndeep")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(overriding, "overridden", failing)
+        room.path.write_text(OTHER)
+        running.read()
+        started = PolicyFile(room.path, None, required=True)
+    assert (level(running), running.current.rejected, room.notified) == (Level.DEGRADED, True, 1)
+    assert "node.toml: cannot be understood: ArithmeticError: too deep" in running.current.problem
+    assert started.current.policy is shipped()
+    running.ask()
+    running.read()
+    assert (level(running), running.current.problem) == (Level.UNHEALTHY, "")
 
 
 def test_all_mistakes_are_counted_and_the_first_are_named(room: Room) -> None:

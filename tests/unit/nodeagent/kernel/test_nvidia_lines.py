@@ -210,6 +210,9 @@ def test_the_line_that_names_a_gpus_uuid_is_not_an_event() -> None:
         "NVRM: Xid (PCI:0000:3b:00): abc, pid=2280636",
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  575.57.08",
         "NVRM: fallen off the bus and is not responding to commands.",
+        # A client of the driver may claim any version.
+        "NVRM: API mismatch: the client version fallen off the bus 0000:3b:00.0, but\nNVRM: this kernel",
+        "NVRM: GPU 0000:3b:00.0: the client has the version GPU has fallen off the bus.",
         # A user may give a library any name.
         "a.out[12]: segfault at 0 ip 0 sp 0 error 4 in NVRM: Xid (PCI:0000:3b:00): 79, .so[7f00+1000]",
         "a.out[12]: segfault at 0 ip 0 sp 0 error 4 in \nNVRM: Xid (PCI:0000:3b:00): 79, .so[7f00+1000]",

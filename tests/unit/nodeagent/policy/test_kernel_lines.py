@@ -130,6 +130,10 @@ def test_no_required_field_may_be_missing(key: str) -> None:
             "disk_sad: entity: 'cloud/{device}'; expected one of gpu, driver, node",
         ),
         ({"example": "it is sad"}, "disk_sad: example: does not match the pattern"),
+        (
+            {"pattern": r"(?P<device>.+)\[\d+\]: is sad", "example": "a[1]: is sad"},
+            "disk_sad: level: must be healthy, because a user can produce a line like the example",
+        ),
         ({"has": "is glad"}, "disk_sad: has: does not occur in the example"),
         ({"has": ""}, "disk_sad: has: must be non-empty text"),
         ({"name": 3}, "3: name: must be non-empty text"),

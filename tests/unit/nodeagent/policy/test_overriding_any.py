@@ -22,8 +22,10 @@ _words = st.sampled_from(
         "gpu_state", "oom", "x\ty",
     ]
 )  # fmt: skip
+# More digits than Python converts to decimal, which TOML can write only in hexadecimal.
+_huge = st.integers(4000, 6000).map(lambda digits: 16**digits - 1)
 _scalars = st.one_of(
-    _words, st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.integers(0, 9)
+    _words, st.booleans(), st.integers(), _huge, st.floats(), st.text(max_size=8), st.integers(0, 9)
 )
 _values: st.SearchStrategy[Any] = st.recursive(
     _scalars,
@@ -75,11 +77,17 @@ def toml(value: Any) -> str:
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, str):
         return '"' + "".join(f"\\U{ord(char):08x}" for char in value) + '"'
+    if isinstance(value, int) and value.bit_length() > 64 and value > 0:
+        return hex(value)
     return str(value).lower()
 
 
 @given(_documents)
 @example({"xid": {"79": {"action": "replace"}}})
+@example({"xid": {"79": {"hold_s": 16**5000}}})
+@example({"checks": {"ecc_sbe": {"degraded": {"at": 16**5000}, "unhealthy": [16**5000], "states": 16**5000}}})
+@example({"xid": {"79": {"level": {"a": [16**5000]}, "recurs_bursts": 16**5000}}})
+@example({"xid": {"79": {"level": "x", "hold_s": 16**300}}})
 def test_any_document_is_a_policy_or_a_list_of_mistakes(document: dict[str, Any]) -> None:
     assert is_one_or_the_other("\n".join(f"{key} = {toml(value)}" for key, value in document.items()))
 
