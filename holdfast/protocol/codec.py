@@ -227,7 +227,7 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
 def _constructor(kind: Any) -> Callable[..., Any]:
     """Return a function that makes instances of a dataclass from the values of all of its fields, in order.
 
-    A frozen dataclass sets each field through `object.__setattr__`, which for a report takes as long as the
+    A frozen dataclass sets each field by a call of `setattr`, which for a report takes as long as the
     rest of the decoding. Therefore, an instance of a twin class is made, which has the same slots but is not
     frozen. It is given its real class once it is complete.
     """
