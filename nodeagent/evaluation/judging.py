@@ -170,12 +170,14 @@ class Judge:
                     yield self._since_the_first_look(limited)
 
     def _completed(self, found: HealthFinding) -> HealthFinding:
-        """Return a finding with its GPU and the origins of its evidence."""
+        """Return a finding with its GPU, the origins of its evidence, and whether it is about the GPUs."""
         is_sample = not self.policy.is_event(found.check)
+        rule = self.policy.rules.get(found.check)
         return replace(
             found,
             origins=tuple(sorted({origin_of(each, found.entity, is_sample) for each in found.sources})),
             device=self._evidence.devices.device(found.entity),
+            of_gpus=rule is not None and rule.of_gpus,
         )
 
     def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:

@@ -123,6 +123,7 @@ class Rule:
     # For a rate: the counter starts at 0 with each boot, and its counts before the first reading after a boot
     # are no fault, because links count errors while they come up.
     restarts_at_boot: bool = False
+    of_gpus: bool = False  # about the GPUs or their driver, although the entity is the node or the agent
     meaning: Meaning | None = None  # for an event check with only one code
     # Derived once, because it is needed for each sample: the longest time that a bound or a state must last,
     # and the most samples that a bound counts.
