@@ -284,10 +284,14 @@ class Judge:
 
     def may_stand(self, event: Event, now_s: float) -> bool:
         """Return True if an event has a finding or, while the GPU's model is unknown, may have one."""
-        policies = self._possible_policies(event[0])
-        if len(policies) == 1:
-            return self.judge_event(event, now_s)[0] is not None
-        return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+        try:
+            policies = self._possible_policies(event[0])
+            if len(policies) == 1:
+                return self.judge_event(event, now_s)[0] is not None
+            return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+        except Exception as error:  # as in `of_event`
+            self.set_aside(event[:2], error)
+            return True
 
     def _possible_policies(self, entity: str) -> list[HealthPolicy]:
         """Return the policy for an entity; for a GPU of unknown model, the policies for all models."""
