@@ -40,7 +40,8 @@ ORIGINS: Mapping[str, str] = MappingProxyType(
     }
 )
 # The agent's own reports about one of these sensors concern the driver, which does not answer the sensor.
-_OF_DRIVER = ("sensor/nvml-events", "sensor/nvml-polling")
+GPU_SENSORS = ("nvml-events", "nvml-polling")
+_OF_DRIVER = tuple(f"sensor/{each}" for each in GPU_SENSORS)
 _DRIVERS_OWN = ("gpu", DRIVER, "nvswitch")  # the kinds of entities that only the driver logs about
 
 
@@ -63,6 +64,11 @@ def origin_of(source: str, entity: str, is_sample: bool = False) -> str:
     if is_sample:
         return DRIVER_STATE  # an event makes `nvml-events` read the counter that `nvml-polling` reads
     return DRIVER_LOG if kind_of(entity) in _DRIVERS_OWN else KERNEL
+
+
+def is_of_gpus(entity: str) -> bool:
+    """Return True for a GPU, an NVSwitch, their driver, and the sensors that only the driver answers."""
+    return kind_of(entity) in _DRIVERS_OWN or entity in _OF_DRIVER
 
 
 def gpu_entity(bus_id: str) -> str:
@@ -163,6 +169,7 @@ class HealthFinding:
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
     device: str = ""  # the UUID or serial number of the GPU, if it is known
     of_events: bool = False  # about events, or a counter's growth; False: about what samples show
+    of_gpus: bool = False  # the policy says that its check is about the GPUs, whatever the entity
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from holdfast.fileio.bulk_copy import FileBatch
 
 _DEBRIS = re.compile(r"\.tmp-(?P<host>[A-Za-z0-9_]+)-(?P<pid>\d+)-\d+-[A-Za-z0-9.-]+")
 _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
-_numbers = itertools.count()
+# Begins at random: a restarted container has the host name and the process ID of the writer before it.
+_numbers = itertools.count(int.from_bytes(os.urandom(6), "big"))
 # This process cannot check whether a writer on another host or in another PID namespace is alive. A live
 # writer writes continuously, so it counts as dead after this long without a write.
 DEBRIS_AGE_S = 3600.0
@@ -83,15 +84,20 @@ def temporary_directory(root: Path, name: str) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def remove_debris(root: Path) -> None:
+def remove_debris(root: Path, *, owned: bool = False) -> None:
     """Remove the files that dead writers have left in `root`. Raises OSError.
+
+    Args:
+        root: The directory.
+        owned: True if no other process may write to `root`, and this one is not writing to it now. Every
+            temporary file is then debris, whoever wrote it.
 
     Each file is renamed first. A writer that is not dead, but was only stopped for that long, cannot publish
     a file while it is being removed, because only one of the two renames succeeds.
     """
     for path in tuple(root.iterdir()):
         match = _DEBRIS.fullmatch(path.name)
-        if match is not None and _is_abandoned(path, match["host"], int(match["pid"])):
+        if match is not None and (owned or _is_abandoned(path, match["host"], int(match["pid"]))):
             hidden = temporary_path(root, "removed")
             try:
                 path.rename(hidden)

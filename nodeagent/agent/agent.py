@@ -163,7 +163,7 @@ class Agent:
         try:
             if self.state.evidence:
                 self.evaluator.load(self.state.evidence)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except saved_state.MALFORMED as error:
             self.evaluator = Evaluator(self.policy)
             return (f"the saved evidence is not used: {error}",)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:

@@ -5,7 +5,7 @@ after SIGKILL, for as long as the call lasts: with a hung driver, until the next
 finds the lock held asks the owner for an answer, and takes over if it gets none, by creating `lock.1`, the
 lock of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
 owner that is still writing. An owner that finds a later generation's lock stops. Once all former owners have
-ended, the next agent returns to the first generation.
+ended, the next agent returns to the first generation. An owner removes the temporary files of former ones.
 
 To ask, the successor sets the modification time of the lock file to 1970; to answer, the owner sets any other
 time. This works on a full disk, and between containers that cannot see each other's processes.
@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.fileio import durable
 from nodeagent.agent import saved_state
 
 LOCK = "lock"
@@ -89,6 +90,10 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)
+    # What is left on a failing disk does no harm. If the disk allowed no claim earlier, a copy of the policy
+    # file may be being written now; it is then written again.
+    with suppress(OSError):
+        durable.remove_debris(folder, owned=True)
     return Claim(folder, generation, descriptor, took_over)
 
 

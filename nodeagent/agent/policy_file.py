@@ -39,13 +39,14 @@ class PolicyFile:
     name = "policy"
     period_s = WAIT_S
 
-    def __init__(self, path: Path, folder: Path | None, *, required: bool) -> None:
+    def __init__(self, path: Path, folder: Path | None, *, required: bool, reads_now: bool = True) -> None:
         """Read the file. Never raises: `current` contains the policy to use, and any problem.
 
         Args:
             path: The file, or a symbolic link that is switched from one file to the next.
             folder: Where a copy of the last good file is kept; None: nowhere.
             required: False if a missing file means the shipped policy.
+            reads_now: False if the file's disk does not answer; then the first `read` is the first attempt.
         """
         self._path = path
         self._required = required
@@ -54,7 +55,11 @@ class PolicyFile:
         self._tried: object = _UNREAD  # the last content, good or bad; None: no file
         self.notify: Callable[[], None] = lambda: None  # called after `current` has changed
         self.current, self._instead = self._recall()
-        self.read()
+        if reads_now:
+            self.read()
+        else:
+            why = f"{self._instead}: the file cannot be read yet, because its disk does not answer"
+            self.current = replace(self.current, problem=why, rejected=True)
 
     def ask(self) -> None:
         """Read the file again soon, even if it has not changed. May be called from a signal handler."""

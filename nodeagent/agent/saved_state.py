@@ -1,7 +1,8 @@
 """The agent's state on disk: one small file, replaced as a whole, with the previous version beside it.
 
 Every change is saved before it is reported elsewhere, so none is reported again after a restart. The file
-contains a line with a checksum, then JSON; a torn, corrupt or hostile file counts as missing. Each generation
+contains a line with a checksum, then JSON; a torn, corrupt, unreadable or hostile file counts as missing, as
+a whole: the evidence would be incomplete without the lines before the positions in the logs. Each generation
 of owners (`claim`) has its own files.
 """
 
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,18 @@ from holdfast.fileio import durable
 from nodeagent.agent import clean_time
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
+from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Action, Level
+from nodeagent.policy.loading import shipped
 from nodeagent.sensing.clock import Anchor
 
 VERSION = 1
 MAX_BYTES = 64 << 20
 MAX_HISTORY = 2000  # changes: half a year at ten a day
 NAME, BEFORE = "memory.json", "memory.before.json"
+_DAMAGED = "damaged"  # in the name of a file that was set aside: memory.damaged.json
+# What a file with the right checksum may raise if its content is malformed.
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
 # The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -137,29 +144,37 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
     Args:
         folder: The folder of the files.
-        set_aside: True to rename a file that a newer agent wrote, to protect it from `save`.
+        set_aside: True to rename a file that cannot be used, to protect it, and the previous version, from
+            `save`.
 
     Raises:
-        OSError: a file exists and cannot be read.
+        OSError: a file exists, cannot be read, and no other can be used; or this user may not read it.
     """
     problems: list[str] = []
+    unread: OSError | None = None
     for name in (name for generation in _generations(folder) for name in names(generation)):
         path = folder / name
         try:
             return _read(path), tuple(problems)
         except FileNotFoundError:
             continue
+        except PermissionError:
+            raise
         except _WrittenByNewerAgent as error:
-            kept = _set_aside(path, error.version) if set_aside else ""
-            problems.append(f"{path} is not used: {error}{kept}")
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            problems.append(f"{path} is not used: {_brief(error)}")
+            why, label = str(error), f"version-{error.version}"
+        except OSError as error:
+            why, label, unread = error.strerror or str(error), _DAMAGED, unread or error
+        except MALFORMED as error:
+            why, label = _brief(error), _DAMAGED
+        problems.append(f"{path} is not used: {why}{_set_aside(path, label) if set_aside else ''}")
+    if unread is not None:
+        raise unread
     return SavedState(), tuple(problems)
 
 
-def _set_aside(path: Path, version: str) -> str:
-    """Rename a newer agent's file, so that such an agent can still use it. Return a clause that says so."""
-    kept = path.with_name(f"{path.stem}.version-{version}.json")
+def _set_aside(path: Path, label: str) -> str:
+    """Rename a file, so that a newer agent or a person can still use it. Return a clause that says so."""
+    kept = path.with_name(f"{path.stem}.{label}.json")
     try:
         path.replace(kept)
     except OSError as error:
@@ -174,10 +189,17 @@ def _read(path: Path) -> SavedState:
     crc, size = head.split()
     if int(size) != len(raw) or int(crc, 16) != zlib.crc32(raw):
         raise ValueError("size or checksum differs from its first line")
-    found = json.loads(raw)
+    found = json.loads(raw, parse_float=_finite, parse_constant=_finite)
     if found["version"] > VERSION:
         raise _WrittenByNewerAgent(found["version"])
     return _from_json(found)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
 
 
 def _as_json(state: SavedState) -> dict[str, Any]:
@@ -209,16 +231,24 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
         anchor=None if at is None else Anchor(str(at[0]), float(at[1])),
         last_s=float(raw["last_s"]),
         reported=reported,
-        history=[dict(each) for each in raw["history"][-MAX_HISTORY:]],
+        history=[{**each, "seq": int(each["seq"])} for each in raw["history"][-MAX_HISTORY:]],
         next_seq=int(raw["next_seq"]),
         clean_time=clean_time.load_clean_time(
             raw.get("calm", (None, None, None)),
             raw.get("calm_released_s", (0.0, 0.0)),
             raw.get("calm_needs", ((), ())),
         ),
-        evidence=dict(raw["evidence"]),
+        evidence=_sound_evidence(raw["evidence"]),
         positions=dict(raw["positions"]),
     )
+
+
+def _sound_evidence(raw: Any) -> dict[str, Any]:
+    """Return the evidence if an evaluator can load it; otherwise, raise an error of `MALFORMED`."""
+    evidence = dict(raw)
+    if evidence:
+        Evaluator(shipped()).load(evidence)
+    return evidence
 
 
 def _brief(error: BaseException) -> str:

@@ -117,11 +117,13 @@ class SensorThread:
         now = time.monotonic()
         took_s = now - began if began else self._took_s
         step, marked = self._progress.newest()
-        step_s = now - max(began, marked) if began else 0.0
+        step, step_s = (step if marked >= began > 0 else ""), now - max(began, marked) if began else 0.0
+        sees, why, nothing_there = self._sees, self._why, self._nothing_there
+        if step_s >= REPORT_AFTER_S:  # what it saw before its call says nothing about now
+            sees, why, nothing_there = False, f"a call has not returned{f': {step}' if step else ''}", False
         return SensorStatus(
-            self.sensor.name, self._sees, self._why, self._calls, self._observations, took_s, began > 0,
-            self._left_out, self._nothing_there, self.is_released,
-            step if marked >= began > 0 else "", step_s,
+            self.sensor.name, sees, why, self._calls, self._observations, took_s, began > 0,
+            self._left_out, nothing_there, self.is_released, step, step_s,
         )  # fmt: skip
 
     def _run(self) -> None:

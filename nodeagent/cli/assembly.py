@@ -7,9 +7,10 @@ import errno
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.version import __version__
@@ -19,6 +20,7 @@ from nodeagent.agent.policy_file import PolicyFile
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import FittedSensor
 from nodeagent.cli import identity
+from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
 from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
@@ -40,9 +42,12 @@ from nodeagent.sysfs.sensor import SysfsSensor
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
-# How long the start waits for the disk of the saved state. Half of this is reserved for a takeover from an
-# owner that does not answer.
-DISK_S = claim.ANSWER_S + 10.0
+# How long the start waits for a disk that does not answer: that of the saved state, including a takeover from
+# an owner that does not answer, then that of the policy file, and then for what is left without that disk.
+READ_S = 5.0
+STATE_S = claim.ANSWER_S + READ_S
+POLICY_S = 2.5
+DISK_S = STATE_S + 2 * POLICY_S  # at most, all together
 
 # These errors mean a bad disk, not a mistake. The agent starts anyway, because that may be when it is needed
 # most.
@@ -96,10 +101,8 @@ def assemble(
         BadInput: the policy (unless `keeps`) or the folder of the saved state cannot be used. The message has
             one line for each mistake.
     """
-    loading_state = _InThread(lambda: _load(options, keeps))
-    hangs = keeps and not loading_state.ended.wait(DISK_S)
-    loaded = _without_the_disk(options) if hangs else loading_state.result()
-    state, policy_file = loaded.state, loaded.policy_file
+    loaded = _load(options, keeps)
+    state, policy_file, hangs = loaded.state, loaded.policy_file, loaded.hung is not None
     chosen = load_policy(options.policy) if policy_file is None else policy_file.current.policy
     if quick_s is not None:
         chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
@@ -126,7 +129,7 @@ def assemble(
     return AgentParts(
         chosen, clock, state, folder, loaded.claim, loaded.problems, sensors, lambda: driver.branch, lines,
         requests, identity.of_node(options.node_name, options.provider_id, options.root), trusting,
-        loading_state.ended if hangs else None, policy_file,
+        None if loaded.hung is None else loaded.hung.ended, policy_file,
     )  # fmt: skip
 
 
@@ -150,7 +153,20 @@ def _pause_s(look_s: float) -> float:
 
 
 def load_policy(path: Path | None) -> HealthPolicy:
-    """Return the policy with any changes of the operator. Raises BadInput with all mistakes in the file."""
+    """Return the policy with any changes of the operator.
+
+    Raises BadInput with all mistakes in the file, or if its disk does not answer.
+    """
+    try:
+        return DiskCall(lambda: _read_policy(path)).result(READ_S)
+    except NoAnswer:
+        named = path or POLICY_FILE
+        raise BadInput(
+            f"--policy {named}: the disk has not answered for {READ_S:g} s, expected a TOML file"
+        ) from None
+
+
+def _read_policy(path: Path | None) -> HealthPolicy:
     if path is None and not POLICY_FILE.exists():
         return loading.load()
     path = path or POLICY_FILE
@@ -158,9 +174,6 @@ def load_policy(path: Path | None) -> HealthPolicy:
         return loading.load(loading.read_overrides(path), str(path))
     except BadPolicy as error:
         raise BadInput("\n".join(error.messages)) from None
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,47 +184,42 @@ class _Loaded:
     claim: Claim | None
     problems: tuple[str, ...]
     policy_file: PolicyFile | None = None  # None for a process that only reads; it keeps a copy in the folder
-
-
-class _InThread(Generic[T]):
-    """Runs a function in a separate thread, because a call to a hanging disk cannot be ended."""
-
-    def __init__(self, run: Callable[[], T]) -> None:
-        self.ended = threading.Event()
-        self._run = run
-        self._result: T | None = None
-        self._error: BadInput | None = None
-        threading.Thread(target=self._end, name="saved-state", daemon=True).start()
-
-    def _end(self) -> None:
-        try:
-            self._result = self._run()
-        except BadInput as error:
-            self._error = error
-        finally:
-            self.ended.set()
-
-    def result(self) -> T:
-        """Return the function's result once it has returned, or raise its error."""
-        self.ended.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None, "the function raised an unexpected error, which the thread printed"
-        return self._result
+    hung: DiskCall[Any] | None = None  # the call that the folder's disk has not answered
 
 
 def _load(options: argparse.Namespace, keeps: bool) -> _Loaded:
-    loaded = _saved_state(options.state_dir, keeps)
-    return replace(loaded, policy_file=_policy_file(options, options.state_dir)) if keeps else loaded
+    reading = DiskCall(lambda: _saved_state(options.state_dir, keeps))
+    within_s = STATE_S if keeps else READ_S
+    try:
+        loaded = reading.result(within_s)
+    except NoAnswer:
+        loaded = _without_the_disk(options, reading, within_s)
+    return _with_policy_file(loaded, options) if keeps else loaded
 
 
-def _without_the_disk(options: argparse.Namespace) -> _Loaded:
-    why = f"{options.state_dir}: the disk has not answered for {DISK_S:g} s; nothing is loaded or saved"
-    return _Loaded(SavedState(), None, (why,), _policy_file(options, None))
+def _without_the_disk(options: argparse.Namespace, hung: DiskCall[Any], for_s: float) -> _Loaded:
+    why = f"{options.state_dir}: the disk has not answered for {for_s:g} s; nothing is loaded or saved"
+    return _Loaded(SavedState(), None, (why,), hung=hung)
 
 
-def _policy_file(options: argparse.Namespace, folder: Path | None) -> PolicyFile:
-    return PolicyFile(options.policy or POLICY_FILE, folder, required=options.policy is not None)
+def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
+    """Add the policy file. If a disk does not answer, use what the others have, and read the file later."""
+
+    def made(folder: Path | None, reads_now: bool = True) -> PolicyFile:
+        path = options.policy or POLICY_FILE
+        return PolicyFile(path, folder, required=options.policy is not None, reads_now=reads_now)
+
+    folder = options.state_dir if loaded.hung is None else None
+    with suppress(NoAnswer):
+        return replace(loaded, policy_file=DiskCall(lambda: made(folder)).result(POLICY_S))
+    if folder is not None:
+        kept, alone = DiskCall(lambda: made(folder, False)), DiskCall(lambda: made(None))
+        with suppress(NoAnswer):  # the disk of the file hangs, and that of the saved state does not
+            return replace(loaded, policy_file=kept.result(POLICY_S))
+        loaded = _without_the_disk(options, kept, POLICY_S)
+        with suppress(NoAnswer):
+            return replace(loaded, policy_file=alone.result(0.0))
+    return replace(loaded, policy_file=made(None, False))
 
 
 def _saved_state(folder: Path, keeps: bool) -> _Loaded:

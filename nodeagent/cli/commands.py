@@ -25,6 +25,7 @@ from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent, Note
 from nodeagent.cli import assembly, explanations, output, rendering
 from nodeagent.cli.assembly import AgentParts
+from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
 from nodeagent.sensing import operator_requests
@@ -51,8 +52,9 @@ TESTS = "test"  # the folder that `serve --test` uses within the state folder
 def check(options: argparse.Namespace) -> int:
     """Observe for a while, print the health, and exit with the code of the worst level."""
     parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
-    if (foreign := _foreign_memory(options)) is not None:
-        parts.problems = (*parts.problems, foreign)
+    with suppress(NoAnswer):
+        if (foreign := DiskCall(lambda: _foreign_memory(options)).result(ASK_S)) is not None:
+            parts.problems = (*parts.problems, foreign)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
     agent.watch(parts.sensors)
@@ -318,7 +320,9 @@ def _entities(found: saved_state.SavedState) -> list[str]:
 
 def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
     try:
-        return saved_state.load(folder)
+        return DiskCall(lambda: saved_state.load(folder)).result(ASK_S)
+    except NoAnswer:
+        raise BadInput(f"--state-dir {folder}: the disk has not answered for {ASK_S:g} s") from None
     except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error}") from None
 

@@ -135,6 +135,10 @@ class DeviceSlots:
         """Return True if a GPU has left the slot."""
         return sum(each.entity == entity for each in self._placements) > (self.device(entity) != "")
 
+    def oldest_sighting_s(self) -> float:
+        """Return when the first GPU of this history was last seen; a later boot may begin or end an era."""
+        return min((each.seen_s for each in self._placements), default=inf)
+
     def eras(self, entity: str, boots: Sequence[float]) -> tuple[Era, ...]:
         """Return where and when the evidence about the GPU now in a slot was collected.
 

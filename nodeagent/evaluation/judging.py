@@ -170,12 +170,14 @@ class Judge:
                     yield self._since_the_first_look(limited)
 
     def _completed(self, found: HealthFinding) -> HealthFinding:
-        """Return a finding with its GPU and the origins of its evidence."""
+        """Return a finding with its GPU, the origins of its evidence, and whether it is about the GPUs."""
         is_sample = not self.policy.is_event(found.check)
+        rule = self.policy.rules.get(found.check)
         return replace(
             found,
             origins=tuple(sorted({origin_of(each, found.entity, is_sample) for each in found.sources})),
             device=self._evidence.devices.device(found.entity),
+            of_gpus=rule is not None and rule.of_gpus,
         )
 
     def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:
@@ -282,10 +284,14 @@ class Judge:
 
     def may_stand(self, event: Event, now_s: float) -> bool:
         """Return True if an event has a finding or, while the GPU's model is unknown, may have one."""
-        policies = self._possible_policies(event[0])
-        if len(policies) == 1:
-            return self.judge_event(event, now_s)[0] is not None
-        return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+        try:
+            policies = self._possible_policies(event[0])
+            if len(policies) == 1:
+                return self.judge_event(event, now_s)[0] is not None
+            return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+        except Exception as error:  # as in `of_event`
+            self.set_aside(event[:2], error)
+            return True
 
     def _possible_policies(self, entity: str) -> list[HealthPolicy]:
         """Return the policy for an entity; for a GPU of unknown model, the policies for all models."""

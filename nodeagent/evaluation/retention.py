@@ -141,21 +141,23 @@ class EvidenceRetention:
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held
-            for place, held in self._evidence.series.items()
+            for place, held in tuple(self._evidence.series.items())  # a bug in judging one drops it
             if held.last_s >= before_s or place in decisive or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
-        # Events that end findings are needed while older evidence is kept.
-        limit_s = min(before_s, oldest_s)
-        stored = self._evidence.events
+        stored, sighting_s = self._evidence.events, self._evidence.devices.oldest_sighting_s()
         for event, variants in stored.items():
             if ends_others(event):
+                # Such events are needed while older evidence is kept, and boots also to tell which GPU it is
+                # about.
+                limit_s = min(before_s, oldest_s, sighting_s if event[1] == "boot" else inf)
                 ended += [(stored, event, name) for name, each in variants.items() if each.last_s < limit_s]
         for store, event, name in ended:
             del store[event][name]
             if not store[event]:
                 del store[event]
         self._evidence.drop_unused(set(self._evidence.entities))
+        self._evidence.renew()
         self._judge.revise()
 
     def _ended(self, before_s: float) -> tuple[list[tuple[dict[Event, Variants], Event, str]], float]:

@@ -29,7 +29,7 @@ OPERATOR: Mapping[RuleKind, tuple[str, ...]] = {
     RuleKind.STATE: ("states", "clear_s"),
     RuleKind.EVENT: meanings.OPERATOR,
 }
-_FLAGS = ("below", "lasts", "restarts_at_boot")
+_FLAGS = ("below", "lasts", "restarts_at_boot", "of_gpus")
 _OWN = ("kind", "entity", "what", "source", "unit", "period_s", *_FLAGS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -123,6 +124,7 @@ class Rule:
     # For a rate: the counter starts at 0 with each boot, and its counts before the first reading after a boot
     # are no fault, because links count errors while they come up.
     restarts_at_boot: bool = False
+    of_gpus: bool = False  # about the GPUs or their driver, although the entity is the node or the agent
     meaning: Meaning | None = None  # for an event check with only one code
     # Derived once, because it is needed for each sample: the longest time that a bound or a state must last,
     # and the most samples that a bound counts.
@@ -140,10 +142,14 @@ class Rule:
 class ModelMeaning:
     """The meaning of an Xid that differs for the GPUs of a model."""
 
-    model: str  # a part of the GPU's name: A100
+    model: str  # in the GPU's name: A100
     code: int
     meaning: Meaning
     without_mig: bool = False  # only while MIG is not known to be on
+
+    def is_about(self, name: str) -> bool:
+        """Return True for a GPU of the model: `NVIDIA A100-SXM4-80GB` and `A100X`, but not `RTX A1000`."""
+        return re.search(rf"(?<![A-Za-z0-9]){re.escape(self.model)}(?![0-9])", name) is not None
 
 
 Word = tuple[str, str]  # table, word: ("xid154", "reset_gpu"), ("nvlink5", "fatal"), ("sxid", "non-fatal")
@@ -199,7 +205,7 @@ class HealthPolicy:
         own = {
             each.code: each.meaning
             for each in self.models
-            if each.model in name and not (each.without_mig and mig) and not self.xids[each.code].overridden
+            if each.is_about(name) and not (each.without_mig and mig) and not self.xids[each.code].overridden
         }
         return replace(self, xids={**self.xids, **own}) if own else self
 

@@ -1,26 +1,34 @@
 """Derives the two conditions of the Node object from the agent's published state. Pure.
 
-`GpuHealthy` is about the GPUs, their driver and the NVSwitches. `TrainingNodeHealthy` is about everything
-that the agent watches. A condition is True only if the agent can vouch for it: it is Unknown before the first
-whole report, after the agent's end, and while a sensor that could find a fault is blind.
+`GpuHealthy` is about the GPUs, their driver, its sensors and the NVSwitches. `TrainingNodeHealthy` is about
+everything that the agent watches. A condition is True only if the agent can vouch for it: it is Unknown
+before the first whole report, after the agent's end, and while a sensor that could find a fault is blind or
+hangs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import SensorStatus
-from nodeagent.model import DRIVER, OPERATOR, ORIGINS, HealthFinding, Level, kind_of, word
+from nodeagent.model import (
+    GPU_SENSORS,
+    OPERATOR,
+    ORIGINS,
+    HealthFinding,
+    Level,
+    gpu_entity,
+    is_of_gpus,
+    word,
+)
 
 GPU, TRAINING = "GpuHealthy", "TrainingNodeHealthy"
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 MAX_MESSAGE = 512  # characters
 
-_OF_GPUS = ("gpu", DRIVER, "nvswitch")
-_POLLING = "nvml-polling"
-_GPU_SENSORS = (_POLLING, "nvml-events")
+_POLLING = "nvml-polling"  # the sensor that lists the GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +61,21 @@ def conditions(published: Published) -> tuple[NodeCondition, ...]:
     if not published.ready:
         return starting()
     found = [each for verdict in published.verdicts for each in verdict.findings]
-    of_gpus = [each for each in found if kind_of(each.entity) in _OF_GPUS]
-    sensors = {each.name: each for each in published.sensors}
-    gpus = [sensors[name] for name in _GPU_SENSORS if name in sensors]
+    known = {each.entity for each in published.verdicts}
+    of_gpus = [each for each in found if _is_of_gpus(each, known)]
+    gpus = [each for each in published.sensors if each.name in GPU_SENSORS]
     return (
         _bad(GPU, of_gpus) or _gpus_unseen(published, gpus) or _vouched(GPU, of_gpus),
         _bad(TRAINING, found) or _unseen(TRAINING, published, published.sensors) or _vouched(TRAINING, found),
     )
+
+
+def _is_of_gpus(found: HealthFinding, known: Container[str]) -> bool:
+    """Return True if a finding is about the GPUs; sysfs reports a known GPU's PCI errors as a device's."""
+    if found.of_gpus or is_of_gpus(found.entity):
+        return True
+    kind, _, address = found.entity.partition("/")
+    return kind == "device" and gpu_entity(address) in known
 
 
 def _both(reason: str, message: str) -> tuple[NodeCondition, ...]:

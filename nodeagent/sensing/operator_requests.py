@@ -33,6 +33,8 @@ FILE = "cleared.jsonl"
 CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
 MAX_BYTES = 64 << 10  # read at a time
 MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
+# Ends a line that was cut off, as on a full disk, and makes it malformed: its command has reported an error.
+_CUT_OFF = b"~\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,27 @@ def _append(folder: Path, request: Mapping[str, Any], anchor: Anchor | None) -> 
     if anchor is not None and anchor.boot_id == boot:
         at["agent_s"] = anchor.offset_s + boottime_s
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    path, line = folder / FILE, f"{json.dumps({**request, **at})}\n".encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, f"{json.dumps({**request, **at})}\n".encode())
+        rest = line if _ends_with_a_line(path) else _CUT_OFF + line
+        while rest:  # a disk with little room takes only a part; the next write then says why
+            rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return boottime_s
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    """Return True if the file is empty or ends with a whole line; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return file.read(1) in (b"", b"\n")
+    except OSError:
+        return False
 
 
 def is_closed(folder: Path, release: GpuRelease) -> bool:

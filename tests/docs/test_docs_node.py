@@ -221,7 +221,7 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",
         f"If a save takes longer than {agent.SAVE_DEADLINE_S:g} s",
-        f"the agent starts after {assembly.DISK_S:g} s without its state",
+        f"the agent starts within {assembly.DISK_S:g} s without its state",
         f"answers within {state_writer.ANSWER_EVERY_S:g} s",
         f"does not answer within {claim.ANSWER_S:g} s",
         f"nothing has answered on it for {listening.ANSWER_S:g} s",

@@ -258,7 +258,7 @@ def test_evidence_that_cannot_be_read_is_reported_and_the_agent_starts_without_i
     saved_state.save(tmp_path, SavedState(evidence={"series": 7, "events": []}))
     room = Room(tmp_path)
     room.end()
-    assert "the saved evidence is not used" in room.agent.problems[0]
+    assert "memory.json is not used" in room.agent.problems[0]
     assert json.dumps(room.agent.evaluator.dump())
 
 

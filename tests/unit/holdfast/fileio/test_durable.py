@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,6 +26,22 @@ def test_old_files_of_a_writer_on_another_host_are_debris(tmp_path: Path) -> Non
         os.utime(path, (long_ago, long_ago))
     durable.remove_debris(tmp_path)
     assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_process_with_the_host_and_the_number_of_a_dead_one_uses_other_names() -> None:
+    program = "from holdfast.fileio import durable; print(next(durable._numbers))"
+    numbers = [subprocess.check_output([sys.executable, "-c", program], text=True) for _ in range(2)]
+    assert numbers[0] != numbers[1]
+
+
+def test_in_a_directory_of_its_own_a_process_removes_every_temporary_file(tmp_path: Path) -> None:
+    left(tmp_path, "0000")
+    durable.temporary_path(tmp_path, "step").write_text("cut off")
+    (tmp_path / "step").write_text("whole")
+    durable.remove_debris(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3, "the writers may be alive"
+    durable.remove_debris(tmp_path, owned=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["step"]
 
 
 def test_a_fast_local_clock_does_not_turn_files_of_a_live_remote_writer_into_debris(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.fileio import durable
 from nodeagent.agent import claim, saved_state
 from nodeagent.agent.claim import FolderInUse
 from nodeagent.agent.saved_state import SavedState
@@ -44,6 +45,16 @@ def test_an_owner_that_does_not_answer_is_fenced_by_the_next_generation(tmp_path
     assert loaded(tmp_path) == 2.0
     third = claim.take(tmp_path, NO_TIME_S)
     assert (third.generation, successor.is_superseded()) == (2, True)
+
+
+def test_an_owner_removes_the_temporary_files_of_a_killed_one_and_can_save(tmp_path: Path) -> None:
+    saved_state.save(tmp_path, at(1.0))
+    for name in (*saved_state.names(0), "policy.last-good.toml"):
+        durable.temporary_path(tmp_path, name).write_text("cut off")  # by this process: in a new container
+    owner = claim.take(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [claim.LOCK, saved_state.NAME]
+    saved_state.save(tmp_path, at(2.0), owner.generation)
+    assert loaded(tmp_path) == 2.0
 
 
 def test_only_one_successor_takes_over(tmp_path: Path) -> None:

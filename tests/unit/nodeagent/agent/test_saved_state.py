@@ -85,6 +85,68 @@ def test_any_bytes_are_a_state_or_a_problem(tmp_path_factory: pytest.TempPathFac
     assert len(problems) == 2
 
 
+def rewritten(path: Path, *replacements: tuple[bytes, bytes]) -> None:
+    """Replace parts of a file, and correct its first line."""
+    _, _, raw = path.read_bytes().partition(b"\n")
+    for old, new in replacements:
+        assert old in raw
+        raw = raw.replace(old, new)
+    path.write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
+
+
+def test_a_file_that_the_disk_cannot_read_is_replaced_by_the_previous_one_which_is_kept(
+    tmp_path: Path,
+) -> None:
+    saved_state.save(tmp_path, full())
+    (tmp_path / NAME).rename(tmp_path / BEFORE)
+    (tmp_path / NAME).mkdir()  # reading it fails, as on a bad sector
+    found, [problem] = saved_state.load(tmp_path, set_aside=True)
+    assert found == full()
+    assert "Is a directory; it is kept as memory.damaged.json" in problem
+    saved_state.save(tmp_path, found)
+    assert saved_state.load(tmp_path) == (full(), ())
+    (tmp_path / NAME).unlink()
+    assert saved_state.load(tmp_path) == (full(), ()), "the only good version was not replaced by a bad one"
+
+
+def test_a_damaged_file_never_replaces_the_previous_version(tmp_path: Path) -> None:
+    for _ in range(2):
+        saved_state.save(tmp_path, full())
+    (tmp_path / NAME).write_bytes(b"torn")
+    found, problems = saved_state.load(tmp_path, set_aside=True)
+    assert (found, len(problems)) == (full(), 1)
+    saved_state.save(tmp_path, found)
+    (tmp_path / NAME).write_bytes(b"torn again")
+    assert saved_state.load(tmp_path)[0] == full()
+
+
+def test_if_no_file_can_be_read_the_disks_error_is_raised(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(IsADirectoryError):
+        saved_state.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"last_s":99.0', b'"last_s":Infinity'),
+        (b'"last_s":99.0', b'"last_s":1e999'),
+        (b"12.5", b"NaN"),
+        (b'"xid",79', b'"xid",Infinity'),
+        (b'"seq":1', b'"sequence":1'),
+        (b'"seq":1', b'"seq":1e400'),
+        (b'"events":[]', b'"events":[["node","boot",0,"",[[],[],[]]]]'),
+        (b'"events":[]', b'"events":[["gpu/a","xid",1e400,"",[[[5.0,5.0]],[],["kmsg"]]]]'),
+        (b'"events":[]', b'"events":[["gpu/a","xid",79,"",[[[' + b"9" * 400 + b',5.0]],[],["kmsg"]]]]'),
+    ],
+)
+def test_a_hostile_file_counts_as_missing_with_its_positions(tmp_path: Path, old: bytes, new: bytes) -> None:
+    saved_state.save(tmp_path, full())
+    rewritten(tmp_path / NAME, (old, new))
+    found, problems = saved_state.load(tmp_path)
+    assert (found, len(problems)) == (SavedState(), 1)
+
+
 def newer(path: Path, version: object = saved_state.VERSION + 1) -> bytes:
     raw = json.dumps({"version": version, "shape": "unknown"}).encode()
     content = b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw

@@ -147,6 +147,18 @@ def test_a_call_that_does_not_return_is_reported_with_its_duration() -> None:
         assert reported == {"blocking"}
 
 
+def test_a_sensor_sees_nothing_while_its_call_does_not_return() -> None:
+    sensor = Blocking()
+    sensor.release.set()
+    watched = SensorThread(FittedSensor(sensor), Inbox(shipped()), lambda: 0.0)
+    watched._sees, watched._why, watched._began = True, "", time.monotonic() - LONG_S
+    assert (watched.status().sees, watched.status().why) == (False, "a call has not returned")
+    watched._began = 0.0
+    assert watched.status().sees
+    watched._sees, watched._nothing_there, watched._began = False, True, time.monotonic() - LONG_S
+    assert not watched.status().nothing_there
+
+
 def test_a_slow_sweep_that_progresses_is_not_stuck() -> None:
     sensor = Marking()
     with in_a_long_call(sensor) as watched:
@@ -162,6 +174,7 @@ def test_a_driver_call_that_does_not_return_is_named() -> None:
         sensor.progress.marked = ("nvmlDeviceGetTotalEccErrors", "0000:3b:00.0", since)
         (seen,) = stuck_calls([watched], reported, 5.0)
         assert seen.text == "in nvmlDeviceGetTotalEccErrors of 0000:3b:00.0"
+        assert watched.status().why == "a call has not returned: nvmlDeviceGetTotalEccErrors of 0000:3b:00.0"
         assert LONG_S / 2 <= seen.value < LONG_S
         sensor.progress.mark("nvmlDeviceGetTotalEccErrors", "0000:4b:00.0")
         (seen,) = stuck_calls([watched], reported, 6.0)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -13,12 +14,31 @@ from holdfast.errors import BadInput
 from nodeagent.agent import saved_state
 from nodeagent.agent.policy_file import PolicyFile
 from nodeagent.agent.saved_state import SavedState
-from nodeagent.cli import assembly, options
+from nodeagent.cli import assembly, commands, options
 from nodeagent.model import Level
+from nodeagent.policy.loading import shipped
 from nodeagent.sensing import operator_requests
 from nodeagent.sensing.sensor import Unavailable
 
 PATIENCE_S = 20.0
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("READ_S", "STATE_S", "POLICY_S"):
+        monkeypatch.setattr(assembly, name, 0.5)
+
+
+@contextmanager
+def hanging(path: Path) -> Iterator[None]:
+    """Have every process that opens a file wait, as for a file server that does not answer."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        path.rename(moved := path.with_name("answered"))
+        with suppress(OSError):  # nobody waits
+            os.close(os.open(moved, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_it_answers(
@@ -26,12 +46,12 @@ def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_
 ) -> None:
     answers = threading.Event()
 
-    def hanging(_: Path, *, set_aside: bool) -> tuple[SavedState, tuple[str, ...]]:
+    def unanswered(_: Path, *, set_aside: bool) -> tuple[SavedState, tuple[str, ...]]:
         assert answers.wait(PATIENCE_S)
         return SavedState(), ()
 
-    monkeypatch.setattr(saved_state, "load", hanging)
-    monkeypatch.setattr(assembly, "DISK_S", 0.05)
+    monkeypatch.setattr(saved_state, "load", unanswered)
+    hurry(monkeypatch)
     parts = assembly.assemble(options.parse(["serve", "--state-dir", str(tmp_path)]), keeps=True)
     assert "the disk has not answered" in parts.problems[0]
     assert (parts.folder, parts.claim) == (None, None), "it may not replace the state that it has not read"
@@ -48,13 +68,13 @@ def test_a_disk_that_hangs_at_the_start_does_not_keep_the_policy_from_being_read
     policy.write_text('[xid.63]\nlevel = "degraded"\n')
     answers = threading.Event()
 
-    def hanging(self: PolicyFile) -> object:
+    def unanswered(self: PolicyFile) -> object:
         assert self._kept is None or answers.wait(PATIENCE_S)
         return original(self)
 
     original = PolicyFile._recall
-    monkeypatch.setattr(PolicyFile, "_recall", hanging)
-    monkeypatch.setattr(assembly, "DISK_S", 0.05)
+    monkeypatch.setattr(PolicyFile, "_recall", unanswered)
+    hurry(monkeypatch)
     words = ["serve", "--state-dir", str(tmp_path / "state"), "--policy", str(policy)]
     parts = assembly.assemble(options.parse(words), keeps=True)
     assert not answers.is_set()
@@ -62,6 +82,69 @@ def test_a_disk_that_hangs_at_the_start_does_not_keep_the_policy_from_being_read
     assert parts.disk_answers is not None
     assert (parts.folder, parts.policy.xids[63].level) == (None, Level.DEGRADED)
     assert parts.disk_answers.wait(PATIENCE_S)
+
+
+def test_a_policy_file_that_does_not_answer_leaves_the_last_good_one_in_force_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, state = tmp_path / "node.toml", tmp_path / "state"
+    asked = options.parse(["serve", "--state-dir", str(state), "--policy", str(policy)])
+    policy.write_text('[xid.63]\nlevel = "degraded"\n')
+    first = assembly.assemble(asked, keeps=True)
+    assert first.claim is not None
+    first.claim.release()
+    hurry(monkeypatch)
+    with hanging(policy):
+        parts = assembly.assemble(asked, keeps=True)
+    assert (parts.folder, parts.problems, parts.disk_answers) == (state, (), None), "the state is in use"
+    assert parts.policy_file is not None
+    assert (parts.policy.xids[63].level, parts.policy_file.current.rejected) == (Level.DEGRADED, True)
+    assert "its disk does not answer" in parts.policy_file.current.problem
+    policy.write_text('[xid.63]\nlevel = "unhealthy"\n')
+    parts.policy_file.read()
+    assert parts.policy_file.current.policy.xids[63].level is Level.UNHEALTHY
+    assert not parts.policy_file.current.rejected
+
+
+def test_an_agent_starts_with_the_shipped_policy_if_neither_disk_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, state = tmp_path / "node.toml", tmp_path / "state"
+    state.mkdir()
+    hurry(monkeypatch)
+    with hanging(policy), hanging(state / "memory.json"):
+        asked = options.parse(["serve", "--state-dir", str(state), "--policy", str(policy)])
+        parts = assembly.assemble(asked, keeps=True)
+        assert (parts.folder, parts.policy) == (None, shipped())
+    assert "the disk has not answered" in parts.problems[0]
+    assert parts.disk_answers is not None
+    assert parts.disk_answers.wait(PATIENCE_S)
+
+
+def test_a_look_starts_without_the_state_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    with hanging(tmp_path / "memory.json"):
+        parts = assembly.assemble(options.parse(["check", "--state-dir", str(tmp_path)]), keeps=False)
+    assert "the disk has not answered" in parts.problems[0]
+
+
+def test_a_look_is_refused_if_its_policy_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    words = ["check", "--state-dir", str(tmp_path), "--policy", str(tmp_path / "node.toml")]
+    with hanging(tmp_path / "node.toml"), pytest.raises(BadInput, match="the disk has not answered"):
+        assembly.assemble(options.parse(words), keeps=False)
+
+
+def test_the_history_of_a_disk_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ASK_S", 0.5)
+    with hanging(tmp_path / "memory.json"), pytest.raises(BadInput, match="the disk has not answered"):
+        commands.history(options.parse(["history", "--state-dir", str(tmp_path)]))
 
 
 class Watched(type(Path())):  # type: ignore[misc]

@@ -75,6 +75,20 @@ def test_what_a_new_gpu_does_between_the_boot_and_its_first_sighting_is_its_own(
     assert (found.since_s, found.device, found.lasting) == (4005.0, B, True)
 
 
+@pytest.mark.parametrize("sighted", [20.0, 31 * DAY_S])
+def test_the_boot_of_an_exchange_is_kept_as_long_as_the_new_gpus_fault(sighted: float) -> None:
+    boot_s, begin = DAY_S, [seen(A, 0.0), seen(A, DAY_S - 60.0)]
+    made = evaluator(*begin, mark("boot", boot_s), xid(95, boot_s + 10.0))
+    for now_s in (boot_s + sighted, boot_s + 32 * DAY_S, boot_s + 99 * DAY_S):
+        made.forget(now_s - 1.0 - FORGET_S)
+        made.add(seen(B, now_s))
+        restored = Evaluator(shipped())
+        restored.load(made.dump())
+        for each in (made, restored):
+            [found] = events(each, now_s + 1.0)
+            assert (found.device, found.since_s, found.lasting) == (B, boot_s + 10.0, True)
+
+
 def test_a_bad_gpu_that_was_moved_takes_its_findings_along() -> None:
     made = evaluator(
         seen(A, 0.0), seen(B, 0.0, OTHER), xid(64, 10.0), mark("gpu_reset", 500.0),

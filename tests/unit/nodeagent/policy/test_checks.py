@@ -7,7 +7,7 @@ import pytest
 from nodeagent.model import Action, Level
 from nodeagent.policy.loading import FOLDER, sampled, shipped
 from nodeagent.policy.rules import Bound, CheckState, RuleKind
-from nodeagent.policy.validation import BadPolicy
+from nodeagent.policy.validation import BadPolicy, load_toml
 
 POLICY = shipped()
 TEXT = (FOLDER / "checks.toml").read_text()
@@ -30,6 +30,13 @@ def test_every_table_of_the_file_is_a_rule_of_its_kind() -> None:
         assert bool(rule.states) == (rule.kind is RuleKind.STATE), name
         if rule.kind in (RuleKind.LEVEL, RuleKind.RATE):
             assert rule.degraded or rule.unhealthy, name
+
+
+def test_each_check_of_the_node_or_the_agent_that_is_about_the_gpus_says_so() -> None:
+    for name, table in load_toml(TEXT).items():
+        if table["entity"] in ("node", "sensor"):
+            about_gpus = re.search("gpu|nvidia|xid", f"{name} {table['what']}", re.IGNORECASE) is not None
+            assert POLICY.rules[name].of_gpus is about_gpus, name
 
 
 def test_the_kernel_lines_are_rules_beside_the_checks() -> None:

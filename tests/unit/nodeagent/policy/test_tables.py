@@ -136,6 +136,24 @@ def test_an_a100_needs_a_reboot_where_other_gpus_need_a_reset(code: int) -> None
     assert POLICY.for_gpu(A100).xids[79] is POLICY.xids[79]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA A100 80GB PCIe", True),
+        ("GRID A100-10C", True),
+        ("NVIDIA A100X", True),
+        ("A100", True),
+        ("NVIDIA RTX A1000", False),
+        ("NVIDIA RTX A1000 6GB Laptop GPU", False),
+        ("NVIDIA XA100", False),
+        ("", False),
+    ],
+)
+def test_an_a100_is_known_by_its_name_and_not_by_a_part_of_another(name: str, is_one: bool) -> None:
+    assert (POLICY.for_gpu(name) is not POLICY) is is_one
+
+
 def test_with_mig_an_a100_needs_only_a_reset_after_an_error_that_was_not_contained() -> None:
     assert POLICY.for_gpu(A100, mig=True).xids[95] is POLICY.xids[95]
     assert POLICY.for_gpu(A100, mig=True).xids[64] == POLICY.for_gpu(A100).xids[64]

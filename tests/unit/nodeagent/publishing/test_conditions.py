@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import SensorStatus
-from nodeagent.model import Action, Level
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.model import Action, Level, Observation
+from nodeagent.policy.loading import shipped
 from nodeagent.publishing import conditions
 from nodeagent.publishing.conditions import GPU, MAX_MESSAGE, TRAINING
 from tests.unit.nodeagent.publishing.states import SENSORS, finding, published, sensor, untried
@@ -30,6 +33,48 @@ def test_an_unhealthy_gpu_makes_both_false_and_names_the_worst_fault() -> None:
 def test_an_unhealthy_disk_says_nothing_about_the_gpus() -> None:
     full = finding("disk//var", "disk_used", None, action=Action.CONTACT_SUPPORT)
     assert seen(published(full)) == {GPU: ("True", "Healthy"), TRAINING: ("False", "DiskUsed")}
+
+
+def observed(*observations: Observation) -> Published:
+    """Return the state of an agent that judges these observations by the shipped policy."""
+    evaluator = Evaluator(shipped(), 575)
+    for each in observations:
+        evaluator.add(each)
+    return replace(published(), verdicts=evaluator.verdicts(max(each.at_s for each in observations)))
+
+
+@pytest.mark.parametrize(
+    ("check", "entity", "source", "reason"),
+    [
+        ("sensor_stuck", "sensor/nvml-polling", "agent", "SensorStuck"),
+        ("sensor_stuck", "sensor/nvml-events", "agent", "SensorStuck"),
+        ("gpu_count", "node", "nvml-polling", "GpuCount"),
+        ("gpu_process_stuck", "node", "host", "GpuProcessStuck"),
+    ],
+)
+def test_faults_of_the_gpus_that_the_node_or_a_sensor_shows_are_faults_of_the_gpus(
+    check: str, entity: str, source: str, reason: str
+) -> None:
+    state = observed(*(Observation(15.0 * n, check, entity, source, 15.0 * n) for n in range(1, 60)))
+    assert seen(state) == {GPU: ("False", reason), TRAINING: ("False", reason)}
+
+
+def test_a_hung_sensor_of_the_host_is_no_fault_of_the_gpus() -> None:
+    state = observed(
+        *(Observation(15.0 * n, "sensor_stuck", "sensor/host", "agent", 15.0 * n) for n in range(1, 60))
+    )
+    assert seen(state) == {GPU: ("True", "Healthy"), TRAINING: ("False", "SensorStuck")}
+
+
+def test_pci_errors_of_a_device_are_faults_of_the_gpus_only_if_it_is_a_gpu() -> None:
+    gpu, drive = "0000:3b:00.0", "0000:4c:00.0"
+    listed = Observation(1.0, "gpu_state", f"gpu/{gpu}", "nvml-polling")
+    for address, of_gpus in ((gpu, "False"), (drive, "True")):
+        counts = (
+            Observation(10.0 * n, "aer_fatal", f"device/{address}", "sysfs", float(n)) for n in range(1, 6)
+        )
+        found = seen(observed(listed, *counts))
+        assert (found[GPU][0], found[TRAINING]) == (of_gpus, ("False", "AerFatal"))
 
 
 def test_a_degraded_node_may_be_used() -> None:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +74,35 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     assert entities(found) == ["gpu/a"]
     (tmp_path / FILE).write_text('{"entity": "gpu/b", "wall_s": 2}\n')
     assert entities(found) == ["gpu/b"]
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Limit the size of files, so that the last write that fits only in part is a short one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_request_that_fits_only_in_part_is_an_error_and_the_next_one_is_read(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a")
+    size = (tmp_path / FILE).stat().st_size + 40
+    with room_for(size), pytest.raises(OSError, match="large"):
+        clear(tmp_path, "gpu/b")
+    assert (tmp_path / FILE).stat().st_size == size
+    clear(tmp_path, "gpu/c")
+    assert entities(reader(tmp_path)) == ["gpu/a", "gpu/c"]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 50])
+def test_a_request_that_was_cut_off_anywhere_stays_without_effect(tmp_path: Path, missing: int) -> None:
+    clear(tmp_path, "gpu/a")
+    os.truncate(tmp_path / FILE, (tmp_path / FILE).stat().st_size - missing)
+    clear(tmp_path, "gpu/b")
+    assert entities(reader(tmp_path)) == ["gpu/b"]
 
 
 def test_the_longest_reason_in_any_script_is_read(tmp_path: Path) -> None:

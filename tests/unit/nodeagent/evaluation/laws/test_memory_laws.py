@@ -120,6 +120,7 @@ LAST_ECC = (9.0, 0.0, "0 ecc_dbe 2", "")
 
 
 CLEARED = steps((1.0, "0 ecc_dbe 0"), (400.0, "0 cleared"))
+EXCHANGED = steps((1.0, "0 gpu_state 0"), (100.0, "boot"), (10.0, "0 xid 95"), (10.0, "0 swap"), chore="")
 GONE = steps((1.0, "ib 0"), (400.0, "gone"))
 
 
@@ -129,6 +130,7 @@ GONE = steps((1.0, "ib 0"), (400.0, "gone"))
 @example(steps(*[(wait_s, "0 gpu_temperature_margin -1") for wait_s in (1.0, 15.0, 1000.0)]))
 @example(steps((1.0, "0 mig off"), (1.0, "0 xid 95"), (9.0, "0 gpu_reset"), (700.0, "0 xid 13")))
 @example([*CLEARED, (10.0, 20.0, "0 ecc_dbe 1", ""), (9.0, 0.0, "0 ecc_dbe 1", "")])
+@example([*EXCHANGED, (31 * DAY_S, 0.0, "0 gpu_state 0", "forget"), (10.0, 0.0, "0 xid 13", "restart")])
 @example([*GONE, (10.0, 290.0, "ib 0", ""), (1.0, 20.0, "ib 9", "")])
 def test_a_restart_or_a_reload_at_any_moment_changes_no_verdict(all_steps: list[Step]) -> None:
     steady, other, node = Evaluator(POLICY, 575), Evaluator(POLICY, 575), Node()

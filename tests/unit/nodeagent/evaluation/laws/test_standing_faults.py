@@ -289,3 +289,21 @@ def test_a_fault_of_a_check_that_cannot_be_judged_is_reported_and_the_others_are
     assert [(each.check, each.level) for each in found] == [("xid", Level.UNHEALTHY)]
     [problem] = made.problems.values()
     assert "evaluating gpu_state failed, so its samples were dropped: ValueError: no bound" in problem
+
+
+@pytest.mark.parametrize("broken", ["samples.sample_finding", "events.event_finding"])
+def test_a_check_that_cannot_be_judged_does_not_keep_the_agent_from_forgetting(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no bound")
+
+    made = Evaluator(shipped(), 575)
+    for seen in (xid(79, 0.0), sample("gpu_state", 0.0, 1.0), sample("inforom", 0.0, 1.0)):
+        made.add(seen)
+    made.add(Observation(0.0, "disk_used", "disk//old", "host", 1.0))
+    monkeypatch.setattr(f"nodeagent.evaluation.{broken}", fail)
+    made.forget(DAY_S)
+    assert "disk//old" not in made.entities
+    assert any("ValueError: no bound" in each for each in made.problems.values())
+    assert [event[1:3] for event in made.dump()["events"]] == [["xid", 79]]
