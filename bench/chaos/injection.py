@@ -6,8 +6,9 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bench.chaos import fault_table
 from bench.chaos.chaos_schedule import PlannedFault
@@ -15,6 +16,7 @@ from bench.chaos.fault_table import CHAOS_FAULTS, FaultPlace
 from bench.chaos.job_condition import survives_without
 from bench.chaos.repairs import DueRepairs
 from bench.chaos.watched_job import WatchedJob
+from holdfast.errors import BadInput
 from supervisor.cli.commands import ClusterOptions
 from supervisor.cli.on_cluster import control
 from supervisor.cli.on_cluster.connection import connected
@@ -25,10 +27,25 @@ from tests.cluster.apparatus.training_job import container_id
 from tests.s3server.server import ObjectServer, Refusal
 
 COMMAND_S = 120.0  # for a command that kills, cuts, starts or heals a node
-DRAIN_S = 240.0  # for all pods of a node to end, of which each may take its grace period
+DRAIN_S = 90.0  # for all pods of a node to end, of which each may take its grace period
 NAME = "gpt"  # of the Supervision of each example
 SIDECAR = "holdfast-sidecar"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def pods_that_stay(listed: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of a node's pods that a drain should have evicted but has not.
+
+    A pod that is being deleted has been evicted, even if it is still listed. A Job controller that is backing
+    off lets its evicted pods go only after minutes, when it counts them.
+    """
+    return [
+        str(each["metadata"]["name"])
+        for each in listed
+        if not each["metadata"].get("deletionTimestamp")
+        and each.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+        and not any(owner["kind"] == "DaemonSet" for owner in each["metadata"].get("ownerReferences") or ())
+    ]
 
 
 class WouldNotSurvive(Exception):
@@ -180,7 +197,12 @@ class FaultInjector:
 
         self._repairs.owe("drain", uncordon)
         words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={DRAIN_S:.0f}s")
-        self._cluster.kubectl("drain", node, *words, limit_s=DRAIN_S + 10)
+        done = self._cluster.attempt("drain", node, *words, limit_s=DRAIN_S + 10)
+        if done.returncode:
+            listed = self._cluster.read(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}")["items"]
+            if left := pods_that_stay(listed):
+                why = done.stderr.strip().rpartition("\n")[2]
+                raise BadInput(f"kubectl drain {node}: {', '.join(left)} not evicted: {why}")
 
     def _wait_for_node(self, node: str) -> None:
         words = ("wait", "--for=condition=Ready", f"node/{node}", f"--timeout={READY_S:.0f}s")
