@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.chaos.chaos_schedule import PlannedFault
-from bench.chaos.fault_table import CHAOS_FAULTS, ChaosFault, FaultSign
+from bench.chaos.fault_table import CHAOS_FAULTS, JOB_BACKOFF_S, ChaosFault, FaultSign
 from bench.chaos.injection import FaultInjector, WouldNotSurvive
 from bench.chaos.job_condition import JobCondition, missing_sign, why_not_back
 from bench.chaos.job_objects import PACE_S, SECRET, objects
@@ -129,7 +129,8 @@ class ChaosRun:
             return
         try:
             self._outlast(found, signs, since, restarts)
-            self._until_back(self._looked(), found.planned.fault.calm_s, whole=True)
+            limit_s = max(found.planned.fault.calm_s, JOB_BACKOFF_S)  # for the standby, which may be that pod
+            self._until_back(self._looked(), limit_s, whole=True)
         except NotBack as error:
             found.outcome, found.detail = "stuck", str(error)
         found.calm_after_s = round(time.monotonic() - began_s, 2)

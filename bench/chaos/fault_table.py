@@ -28,6 +28,8 @@ ALL: frozenset[JobKind] = frozenset({"Job", "PyTorchJob", "StatefulSet"})
 # without being evicted, as failures of its own. Holdfast cannot prevent that.
 RESTARTED: frozenset[JobKind] = frozenset({"PyTorchJob", "StatefulSet"})
 
+# Kubernetes creates the next pod of a Job only after up to 10 minutes if its pods have often been evicted.
+JOB_BACKOFF_S = 660.0
 ONE_STEP = 1
 ANY: None = None  # a NaN may spoil the state, so the steps since the last snapshot may be lost
 

@@ -148,7 +148,7 @@ class ModelMeaning:
     without_mig: bool = False  # only while MIG is not known to be on
 
     def is_about(self, name: str) -> bool:
-        """Return True for a GPU of the model: `NVIDIA A100-SXM4-80GB` and `A100X`, but not `RTX A1000`."""
+        """Return True for a GPU of the model: "NVIDIA A100-SXM4-80GB" and "A100X", but not "RTX A1000"."""
         return re.search(rf"(?<![A-Za-z0-9]){re.escape(self.model)}(?![0-9])", name) is not None
 
 

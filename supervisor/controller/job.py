@@ -391,7 +391,8 @@ class Job:
         silent_s = (now_ns - line.heard_ns) / 1e9
         heard = (line.report, line.first_ns, line.well_ns)
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
-        awaited_s = 0.0 if line.first_ns else (now_ns - line.since_ns) / 1e9
+        is_awaited = line.since_ns and not line.first_ns
+        awaited_s = (now_ns - line.since_ns) / 1e9 if is_awaited else 0.0
         signs = (line.stepped_ns, round(unanswered_s, 3), round(awaited_s, 3))
         rack = self._rack_of(line.report.node) if line.report is not None else ""
         seen = MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)

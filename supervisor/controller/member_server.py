@@ -75,7 +75,7 @@ class MemberConnection:
     memory: MemoryHolder  # how much is reserved for this member
     report: MemberReport | None = None  # the newest report
     connected: bool = False
-    since_ns: int = 0  # since when this supervisor has expected the member's reports
+    since_ns: int = 0  # on a cluster: since when this supervisor has expected the member's reports
     heard_ns: int = 0  # when the last report arrived
     first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
@@ -125,8 +125,7 @@ class MemberServer:
     def connection(self, member: str) -> MemberConnection:
         if member not in self.connections:
             memory = MemoryHolder(self._reports_of.namespace, partial(self._give_up, member))
-            now_ns = self._now_ns()
-            self.connections[member] = MemberConnection(member, memory, since_ns=now_ns, heard_ns=now_ns)
+            self.connections[member] = MemberConnection(member, memory, heard_ns=self._now_ns())
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
@@ -138,7 +137,8 @@ class MemberServer:
             return at_ns + late_ns if at_ns > now_ns else min(now_ns, at_ns + late_ns)
 
         for line in self.connections.values():
-            line.heard_ns, line.since_ns = moved(line.heard_ns), moved(line.since_ns)
+            line.heard_ns = moved(line.heard_ns)
+            line.since_ns = line.since_ns and moved(line.since_ns)
             line.first_ns = line.first_ns and moved(line.first_ns)
             line.unanswered_ns = 0
 

@@ -90,7 +90,7 @@ def first_silent_member(view: View) -> Fault | None:
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
     why = "its processes are gone" if gone else "it has stopped reporting"
-    # the silence of a member begins late for a new leader
+    # The silence of a member begins late for a new leader.
     awaited_s = member.awaited_s if member is not None and member.silent_s <= 0 else 0.0
     if not gone and awaited_s:
         why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"

@@ -55,11 +55,13 @@ class Network:
         exists = name in self.world.exists and name not in memory.lost
         silent_s = round((self.world.now_ns - line.heard_ns) / 1e9, 3)
         since_ns = self.unanswered.get(name, self.world.now_ns)
+        is_awaited = self.world.policy.members_created_externally and not line.first_ns
+        awaited_s = round((self.world.now_ns - line.since_ns) / 1e9, 3) if is_awaited else 0.0
         return MemberView(
             *(name, exists, line.connected, silent_s, line.report, line.first_ns, line.well_ns),
             stepped_ns=line.stepped_ns,
             unanswered_s=round((self.world.now_ns - since_ns) / 1e9, 3),
-            awaited_s=0.0 if line.first_ns else round((self.world.now_ns - line.since_ns) / 1e9, 3),
+            awaited_s=awaited_s,
         )
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
