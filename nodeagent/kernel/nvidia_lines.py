@@ -48,11 +48,13 @@ _SXID = re.compile(
 _UUID = re.compile(rf"NVRM: GPU at {_PCI}: (?P<uuid>GPU-[0-9a-fA-F-]{{8,40}})")
 # The whole line up to "the bus", because other lines of the driver quote text of its clients, such as the
 # version that a client claims to have. The three-line form breaks at different words in different drivers.
+_BREAK = r"\s{1,4}(?:NVRM: )?"
 _FALLEN = re.compile(
     r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?"
     r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-    r"(?:(?:: GPU)? has|\s{1,4}(?:NVRM: )?(?:\(PCI ID: [0-9a-fA-F:]{9}\) )?installed in this"
-    r"\s{1,4}(?:NVRM: )?system has)\s{1,4}(?:NVRM: )?fallen off the bus"
+    rf"(?:(?:: GPU)?{_BREAK}|{_BREAK}(?:\(PCI ID: [0-9a-fA-F:]{{9}}\){_BREAK})?"
+    rf"installed{_BREAK}in{_BREAK}this{_BREAK}system{_BREAK})"
+    rf"has{_BREAK}fallen{_BREAK}off{_BREAK}the{_BREAK}bus"
 )
 
 _PLACE = re.compile(r"\(GPC (?P<gpc>\d{1,3}), TPC (?P<tpc>\d{1,3})(?:, SM (?P<sm>\d{1,3}))?")

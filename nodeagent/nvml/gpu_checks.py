@@ -220,7 +220,9 @@ def nvlink_down(up_now: dict[int, bool], were_up: set[int], mig: bool = False) -
     if up_now and not were_up and mig:
         yield GpuReading("nvlink_down", 0, "MIG is on, and no link was ever up in this mode")
     elif up_now and were_up:
-        down = sorted(link for link in were_up if not up_now.get(link, True))
+        down = sorted(link for link in were_up if up_now.get(link) is False)
+        if not down and were_up - up_now.keys():
+            return  # a link that was up does not answer, for example after a restart: it may still be down
         text = f"of {len(were_up)} links down: {', '.join(map(str, down))}" if down else ""
         yield GpuReading("nvlink_down", len(down), text)
 

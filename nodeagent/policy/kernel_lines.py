@@ -44,11 +44,16 @@ _ABOUT_PROCESS = re.compile(
     r"| invoked oom-killer|: .{0,160}?, ?mode:0x)",
     re.DOTALL,
 )
+_TASK = "INFO: task "
+# A name of 15 bytes has room for three characters after these words.
+_OF_ANOTHER_TASK = re.compile(r"INFO: task .{1,4}(?:\[\d{1,10}\]: | ?\(\d{1,10}\): )", re.DOTALL)
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 
 
 def about_process(text: str) -> bool:
     """Return True for a line that begins with a process's name, which its user chooses."""
+    if text.startswith(_TASK):  # check_hung_task(): the name follows, and may contain anything
+        return _OF_ANOTHER_TASK.match(text) is not None
     return _ABOUT_PROCESS.match(text) is not None
 
 

@@ -55,3 +55,12 @@ def test_a_link_that_was_never_up_is_not_down() -> None:
     were_up: set[int] = set()
     assert list(nvlink_down({0: False}, were_up)) == []
     assert list(nvlink_down({}, {0})) == []
+
+
+def test_a_link_that_was_up_and_does_not_answer_is_not_counted_as_up() -> None:
+    """After a restart of the agent, the driver may refuse to say what it said before."""
+    assert list(nvlink_down({0: True}, {0, 1})) == []
+    (reading,) = nvlink_down({0: False}, {0, 1})
+    assert (reading.value, reading.text) == (1, "of 2 links down: 0")
+    (reading,) = nvlink_down({0: True, 1: True}, {0, 1})
+    assert reading.value == 0
