@@ -51,7 +51,11 @@ DISK_S = STATE_S + 2 * POLICY_S  # at most, all together
 
 # These errors mean a bad disk, not a mistake. The agent starts anyway, because that may be when it is needed
 # most.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_DISK = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
+    *(errno.EUCLEAN, errno.EBADMSG),  # the file system or its checksums are damaged
+    *(errno.ENODEV, errno.ENXIO, errno.ESTALE),  # its device, or its server, is gone
+)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -59,6 +60,20 @@ def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_
     assert not parts.disk_answers.is_set()
     answers.set()
     assert parts.disk_answers.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.EROFS, errno.EUCLEAN, errno.EBADMSG, errno.ENODEV, errno.ESTALE]
+)
+def test_an_agent_starts_on_a_node_whose_file_system_is_damaged_or_gone(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_: Path, *, set_aside: bool) -> tuple[SavedState, tuple[str, ...]]:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(saved_state, "load", damaged)
+    parts = assembly.assemble(options.parse(["serve", "--state-dir", str(tmp_path)]), keeps=True)
+    assert f"{tmp_path}: {os.strerror(number)}: the saved state is not used" in parts.problems
 
 
 def test_a_disk_that_hangs_at_the_start_does_not_keep_the_policy_from_being_read(
