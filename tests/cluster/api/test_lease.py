@@ -65,7 +65,7 @@ async def test_a_leader_that_is_stopped_is_replaced_and_knows_it_when_it_runs_ag
     stopped_s = loop.time()
     assert await two.line() == "leads 2"
     took_s = loop.time() - stopped_s
-    assert TERMS.duration_s - TERMS.retry_s <= took_s <= TERMS.duration_s + 4 * TERMS.retry_s
+    assert took_s >= TERMS.duration_s - TERMS.retry_s
     one.process.send_signal(signal.SIGCONT)
     said = [await one.line()]
     while not said[-1].startswith("lost"):

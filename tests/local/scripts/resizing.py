@@ -1,4 +1,4 @@
-"""Train in a group of changing size, and record each step: python resizing.py SAMPLES EPOCHS FOLDER HOW.
+"""Train in a group of changing size, and record each step and commit: python resizing.py SAMPLES EPOCHS FOLDER HOW.
 
 HOW is what the script does about the size: "batches" (it uses them), "hook" (it has a hook, too), or
 "nothing" (each rank has a sampler of its own). A process that starts while FOLDER/closed exists waits before
@@ -44,6 +44,7 @@ def main() -> None:
     own = {} if how == "batches" else {"sampler": sampler}
     state = session.protect(model=model, optimizer=optimizer, **own)
     record = (folder / f"steps-{session.generation}-{session.rank}").open("w", buffering=1)
+    commits = (folder / f"commits-{session.generation}-{session.rank}").open("w", buffering=1)
 
     if how == "hook":
 
@@ -61,13 +62,14 @@ def main() -> None:
         if how != "batches":
             sampler.batch()
         loss = model(batch).pow(2).mean()
+        place = [session.generation, step, batches.epoch(step), session.world_size]
+        # before the gradients are exchanged: no rank can commit the step until all have written this
+        record.write(json.dumps([*place, optimizer.param_groups[0]["lr"], batches.indices(step)]) + "\n")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        place = [session.generation, step, batches.epoch(step), session.world_size]
-        # before the commit, because a rank that is killed after it has taken part in the step
-        record.write(json.dumps([*place, optimizer.param_groups[0]["lr"], batches.indices(step)]) + "\n")
         state.commit(loss=loss, position=batches.position(step))
+        commits.write(f"{step}\n")
         time.sleep(0.01)  # a run lasts longer than a busy test takes to notice a step
     write_digest(folder / f"digest.{session.rank}", module, optimizer)
 
