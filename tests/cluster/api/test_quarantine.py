@@ -21,7 +21,7 @@ from tests.unit.literals import ROOT
 
 pytestmark = pytest.mark.cluster
 WITHIN_S = 2.0  # from a confirmed report to the taint
-# The annotations with which an operator requests, under other names: if Holdfast is installed in this cluster, its
+# The annotations with which an operator requests, under other names: if Holdfast is installed here, its
 # supervisor carries out requests on any Node and removes them.
 ASIDE = "api-test.holdfast.dev/" + REQUEST.partition("/")[2]
 ASIDE_BY = "api-test.holdfast.dev/" + REQUESTED_BY.partition("/")[2]

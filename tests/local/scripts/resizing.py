@@ -1,4 +1,6 @@
-"""Train in a group of changing size, and record each step and commit: python resizing.py SAMPLES EPOCHS FOLDER HOW.
+"""Train in a group of changing size: python resizing.py SAMPLES EPOCHS FOLDER HOW.
+
+It records each step before the gradients are exchanged, and each commit.
 
 HOW is what the script does about the size: "batches" (it uses them), "hook" (it has a hook, too), or
 "nothing" (each rank has a sampler of its own). A process that starts while FOLDER/closed exists waits before
