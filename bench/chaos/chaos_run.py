@@ -145,7 +145,7 @@ class ChaosRun:
         signs: dict[FaultSign, set[str]] = {}
         try:
             struck = self._injector.strike(planned.kind, planned.job, planned.rank)
-            found.node = struck.node
+            found.node, found.counted = struck.node, struck.counted
             signs.setdefault(planned.fault.sign, set()).update(struck.jobs)
             if planned.second:
                 time.sleep(planned.second_s)

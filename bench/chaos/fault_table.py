@@ -48,6 +48,8 @@ class ChaosFault:
         needs: The environment variables with the commands that cause and end the fault.
         owners: The kinds of jobs whose own failure counters the fault does not change.
         trains_meanwhile: All jobs that can must train again before the fault is ended.
+        job_counts: A Job counts its pods on the node as failures. So does every Job whose pods have the
+            restart policy Never: a kubelet that boots before they were evicted reports them as failed.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ChaosFault:
     needs: tuple[str, ...] = ()
     owners: frozenset[JobKind] = ALL
     trains_meanwhile: bool = False
+    job_counts: bool = False
 
     @property
     def sign(self) -> FaultSign:
@@ -102,7 +105,7 @@ _ROWS = (
     ),
     ChaosFault(
         "node-kill", "node", "the node of a rank loses its power, and boots later", 360, (5, 20),
-        needs=(KILL_NODE, START_NODE), trains_meanwhile=True,
+        needs=(KILL_NODE, START_NODE), trains_meanwhile=True, job_counts=True,
     ),
     ChaosFault(
         "node-cut", "node", "the node of a rank loses its network for a minute", 360, (40, 60),

@@ -54,10 +54,17 @@ class WouldNotSurvive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StruckTarget:
-    """What a fault has struck: the jobs, which must notice it, and the node, if it struck a whole one."""
+    """What a fault has struck.
+
+    Attributes:
+        jobs: The jobs, which must notice it.
+        node: The node, if it struck a whole one.
+        counted: The job of each pod that its owner may count as failed.
+    """
 
     jobs: frozenset[str]
     node: str = ""
+    counted: tuple[str, ...] = ()
 
 
 class FaultInjector:
@@ -173,13 +180,24 @@ class FaultInjector:
             is_over = each.condition is not None and each.condition.exit_code == 0
             if not is_over and (why := survives_without(each.job, nodes[name].values(), node)):
                 raise WouldNotSurvive(why)
+        counted = self._of_jobs_on(node) if CHAOS_FAULTS[kind].job_counts else ()
         if kind == "drain":
             self._drain(node)
         else:
             begin, end = CHAOS_FAULTS[kind].needs
             self._repairs.owe(kind, lambda: self._restore(end, node))
             _run(begin, node)
-        return StruckTarget(frozenset(name for name in nodes if node in nodes[name].values()), node)
+        return StruckTarget(frozenset(name for name in nodes if node in nodes[name].values()), node, counted)
+
+    def _of_jobs_on(self, node: str) -> tuple[str, ...]:
+        """Return for each pod of a Job on the node the name of that job, also if the pod is a standby now."""
+        return tuple(
+            name
+            for name, each in self._jobs.items()
+            for pod in each.training.pods()
+            if pod["spec"].get("nodeName") == node
+            and any(owner["kind"] == "Job" for owner in pod["metadata"].get("ownerReferences", ()))
+        )
 
     def _restore(self, command: str, node: str) -> None:
         """Bring a node back, and return when it is ready."""

@@ -24,6 +24,9 @@ class StruckFault:
     outcome: str = ""
     detail: str = ""
     node: str = ""
+    counted: tuple[
+        str, ...
+    ] = ()  # the job of each pod that its owner may count as failed because of the fault
     calm_after_s: float = 0.0  # from the injection until all jobs were calm
     incidents: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by job
 
@@ -130,8 +133,12 @@ def verdicts(outcome: ChaosOutcome) -> list[Verdict]:
         _weights(outcome),
         _steps_lost(good),
         _none(
-            "no failure in the owner's counters",
-            [f"{e.name}: {e.failures}" for e in outcome.jobs if e.failures],
+            "no failure in the owner's counters, except a Job's pods on nodes that lost their power",
+            [
+                f"{each.name}: {each.failures}, {most} of them on such a node"
+                for each in outcome.jobs
+                if each.failures > (most := sum(e.counted.count(each.name) for e in outcome.faults))
+            ],
             outcome.jobs,
         ),
         _none("no torn checkpoint", [torn for each in outcome.jobs for torn in each.torn], outcome.jobs),

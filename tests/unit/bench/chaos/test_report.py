@@ -28,6 +28,9 @@ def job(name: str = "pytorch", **more: Any) -> JobResult:
     return JobResult(name, **{"succeeded": True, "digests": DIGESTS, "checkpoints": 3, **more})
 
 
+COUNTERS = "no failure in the owner's counters, except a Job's pods on nodes that lost their power"
+
+
 def outcome(*faults: StruckFault, jobs: tuple[JobResult, ...] = (job(),), **more: Any) -> ChaosOutcome:
     return ChaosOutcome(list(faults), list(jobs), **{"reference": DIGESTS, **more})
 
@@ -48,7 +51,9 @@ def test_a_good_run_meets_every_target() -> None:
         (outcome(struck(outcome="stuck")), "all jobs recovered from every fault in time"),
         (outcome(struck(outcome="refused")), "every fault could be injected"),
         (outcome(jobs=(job(succeeded=False),)), "every job ended Succeeded"),
-        (outcome(jobs=(job(failures=1),)), "no failure in the owner's counters"),
+        (outcome(jobs=(job(failures=1),)), COUNTERS),
+        (outcome(struck("node-kill", counted=("indexed",)), jobs=(job(failures=1),)), COUNTERS),
+        (outcome(struck("node-kill", counted=("pytorch",)), jobs=(job(failures=2),)), COUNTERS),
         (outcome(jobs=(job(torn=["step-00000042: a file is missing"]),)), "no torn checkpoint"),
         (outcome(left_behind=["pod gpt-0"]), "nothing left behind"),
         (outcome(tainted=["node2"]), "no healthy node was tainted"),
@@ -60,6 +65,10 @@ def test_a_good_run_meets_every_target() -> None:
 )
 def test_each_target_can_be_missed(found: ChaosOutcome, target: str) -> None:
     assert missed(found) == [target]
+
+
+def test_a_job_may_count_its_pod_on_a_node_that_lost_its_power() -> None:
+    assert not missed(outcome(struck("node-kill", counted=("pytorch",)), jobs=(job(failures=1),)))
 
 
 @pytest.mark.parametrize("digests", [None, {"0": {"all": "a"}, "1": {"all": "x"}}, {"0": {"all": "a"}}])
