@@ -43,11 +43,13 @@ QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and m
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
 # How long the start waits for a disk that does not answer: that of the saved state, including a takeover from
-# an owner that does not answer, then that of the policy file, and then for what is left without that disk.
+# an owner that does not answer, then that of the policy file, then for what is left without that disk, and
+# then that of the host's machine id.
 READ_S = 5.0
 STATE_S = claim.ANSWER_S + READ_S
 POLICY_S = 2.5
-DISK_S = STATE_S + 2 * POLICY_S  # at most, all together
+MACHINE_ID_S = 2.0
+DISK_S = STATE_S + 2 * POLICY_S + MACHINE_ID_S  # at most, all together
 
 # These errors mean a bad disk, not a mistake. The agent starts anyway, because that may be when it is needed
 # most.
@@ -132,9 +134,16 @@ def assemble(
     folder = options.state_dir if keeps and not hangs else None
     return AgentParts(
         chosen, clock, state, folder, loaded.claim, loaded.problems, sensors, lambda: driver.branch, lines,
-        requests, identity.of_node(options.node_name, options.provider_id, options.root), trusting,
+        requests, _identity(options), trusting,
         None if loaded.hung is None else loaded.hung.ended, policy_file,
     )  # fmt: skip
+
+
+def _identity(options: argparse.Namespace) -> Mapping[str, str]:
+    machine_id = ""
+    with suppress(NoAnswer):
+        machine_id = DiskCall(lambda: identity.read_machine_id(options.root)).result(MACHINE_ID_S)
+    return identity.of_node(options.node_name, options.provider_id, machine_id)
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:

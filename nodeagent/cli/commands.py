@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from holdfast import exit_codes
 from holdfast.errors import BadInput
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the other commands do not load the server
     from nodeagent.publishing.publisher import NodePublisher
     from nodeagent.server.http_api import HttpServer
 
+T = TypeVar("T")
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
 DRAIN_S = 0.3  # how long to wait for the reader of stdout after everything is saved
 ASK_S = 5.0
@@ -257,10 +258,7 @@ def clear(options: argparse.Namespace) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
         raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
-    try:
-        operator_requests.record_clear(folder, entity, options.why, remembered.anchor)
-    except OSError as error:
-        raise BadInput(f"{folder}: {error.strerror}") from None
+    _recorded(folder, lambda: operator_requests.record_clear(folder, entity, options.why, remembered.anchor))
     output.show(
         f"{entity}: recorded; the agent clears its findings within seconds. "
         "Findings about samples return with the next bad sample"
@@ -273,10 +271,7 @@ def forget(options: argparse.Namespace) -> int:
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
-    try:
-        operator_requests.record_forget(folder, options.baseline, entity, options.why)
-    except OSError as error:
-        raise BadInput(f"{folder}: {error.strerror}") from None
+    _recorded(folder, lambda: operator_requests.record_forget(folder, options.baseline, entity, options.why))
     of = f" of {entity}" if entity else ""
     output.show(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
     return 0
@@ -285,11 +280,14 @@ def forget(options: argparse.Namespace) -> int:
 def release(options: argparse.Namespace) -> int:
     """Have the running agent close NVML for a while, and return once it has."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
-    try:
-        runs = folder.exists() and claim.is_owned(folder)
-        asked = operator_requests.record_release(folder, 0.0 if options.end else options.for_s, options.why)
-    except OSError as error:
-        raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
+    duration_s = 0.0 if options.end else options.for_s
+    runs, asked = _recorded(
+        folder,
+        lambda: (
+            folder.exists() and claim.is_owned(folder),
+            operator_requests.record_release(folder, duration_s, options.why),
+        ),
+    )
     if options.end:
         output.show("ended: the agent opens NVML again within seconds")
         return 0
@@ -300,13 +298,33 @@ def release(options: argparse.Namespace) -> int:
         )
         return 0
     until = time.monotonic() + CLOSE_S
-    while not operator_requests.is_closed(folder, asked):
+    while not _is_closed(folder, asked, until):
         if time.monotonic() >= until:
             sys.stderr.write(f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s: {_HANGS}\n")
             return NOT_CLOSED
         time.sleep(0.1)
     output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
     return 0
+
+
+def _is_closed(folder: Path, asked: operator_requests.GpuRelease, until: float) -> bool:
+    with suppress(NoAnswer):
+        return DiskCall(lambda: operator_requests.is_closed(folder, asked)).result(until - time.monotonic())
+    return False
+
+
+def _recorded(folder: Path, record: Callable[[], T]) -> T:
+    """Return the result of a call that records a request in the folder.
+
+    Raises BadInput if the disk refuses it, or does not answer.
+    """
+    try:
+        return DiskCall(record).result(ASK_S)
+    except NoAnswer:
+        why = f"the disk has not answered for {ASK_S:g} s; the request may be recorded later"
+        raise BadInput(f"--state-dir {folder}: {why}") from None
+    except OSError as error:
+        raise BadInput(f"--state-dir {folder}: {error.strerror}") from None
 
 
 _HANGS = "a call to the driver may hang; `holdfast node check` names the sensor"

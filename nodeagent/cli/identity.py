@@ -11,14 +11,22 @@ from nodeagent.sensing import small_files
 MACHINE_ID = "etc/machine-id"
 
 
-def of_node(name: str, provider_id: str, root: Path | None) -> Mapping[str, str]:
+def read_machine_id(root: Path | None) -> str:
+    """Return the machine id; "" if it cannot be read.
+
+    In a container, `root` is the path where the host's root is mounted, because the container's own machine
+    id, if any, is different.
+    """
+    found = small_files.try_read(str((root or Path("/")) / MACHINE_ID))
+    return small_files.parse_text(found) or ""
+
+
+def of_node(name: str, provider_id: str, machine_id: str) -> Mapping[str, str]:
     """Return the fields of the report that identify the node; "" for what is unknown.
 
     Args:
         name: The name given by the operator; "" for the host name, which in a container is the pod's.
         provider_id: As in the cluster's `spec.providerID`.
-        root: In a container, the path where the host's root is mounted, because the container's own machine
-        id, if any, is different.
+        machine_id: As read from the host.
     """
-    machine_id = small_files.parse_text(small_files.try_read(str((root or Path("/")) / MACHINE_ID)))
-    return {"node": name or platform.node(), "machine_id": machine_id or "", "provider_id": provider_id}
+    return {"node": name or platform.node(), "machine_id": machine_id, "provider_id": provider_id}

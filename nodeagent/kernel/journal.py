@@ -6,6 +6,7 @@ journalctl runs as a child process and writes one JSON object per entry: systemd
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.kernel.subprocess_lines import LineProcess
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 
 # The fields requested from journald; cursor and time stamps come with every entry.
@@ -25,6 +27,10 @@ FIELDS = ("_TRANSPORT", "SYSLOG_FACILITY", "PRIORITY", "MESSAGE", "_BOOT_ID")
 MAX_CURSOR = 512
 JOURNALCTL = "journalctl"
 MAX_ENTRIES = 2048  # per `read`: a flood must not prevent the thread from stopping
+# A journalctl that hangs is as silent as a healthy kernel. At the first silence, and after so long without a
+# line, a second journalctl is asked for the kernel's newest entry, which the first one must have written.
+PROVE_S = 600.0
+ANSWER_S = 30.0  # for each of the two
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +112,33 @@ class JournalSensor:
         self._losses = LostRecords(
             clock, self.name, "journalctl wrote lines that are too long to be the kernel's"
         )
+        self.progress = CallProgress()
         self._child: LineProcess | None = None
+        self._proven_s = float(
+            "-inf"
+        )  # when the child last wrote a line, or was proven not to miss any; monotonic
         self._heard = False  # whether an entry has arrived since the journal was opened
         self.cursor = cursor if cursor.isprintable() else ""
 
     def command(self) -> list[str]:
         """Return journalctl's command line: the kernel's lines of this boot, then new ones as they arrive."""
-        called = [
-            # -k implies this boot. Without --no-tail, -f shows only the newest ten entries.
-            self._journalctl, "-k", "--boot", "-f", "--no-tail", "-o", "json", "--no-pager", "--quiet",
-            f"--output-fields={','.join(FIELDS)}",
-        ]  # fmt: skip
-        if self._directory is not None:
-            called.append(f"--directory={self._directory}")
+        # Without --no-tail, -f shows only the newest ten entries.
+        called = [*self._called(), "-f", "--no-tail"]
         if self.cursor:
             called.append(f"--after-cursor={self.cursor}")
         return called
 
+    def _called(self) -> list[str]:
+        called = [
+            # -k implies this boot.
+            self._journalctl, "-k", "--boot", "-o", "json", "--no-pager", "--quiet",
+            f"--output-fields={','.join(FIELDS)}",
+        ]  # fmt: skip
+        return called if self._directory is None else [*called, f"--directory={self._directory}"]
+
     def open(self) -> None:
         self.close()
-        self._heard = False
+        self._heard, self._proven_s = False, float("-inf")
         try:
             self._child = LineProcess(self.command())
         except FileNotFoundError as error:
@@ -137,7 +150,12 @@ class JournalSensor:
         child = self._child
         if child is None:
             raise Unavailable(f"{self._journalctl} is not running")
+        self.progress.mark("journalctl -f")
         lines = child.lines(seconds_to_next_tick(WAIT_S), MAX_ENTRIES)
+        if not lines and not child.ended and time.monotonic() - self._proven_s >= PROVE_S:
+            lines = self._missed_lines(child)
+        if lines:
+            self._proven_s = time.monotonic()
         found: list[Observation] = []
         for line in lines:
             self._read_line(line, found)
@@ -151,10 +169,46 @@ class JournalSensor:
         if child is not None:
             child.end()
 
-    def _gone(self, child: LineProcess) -> str:
-        # journalctl may have refused the cursor, and would refuse it again.
+    def _missed_lines(self, child: LineProcess) -> list[bytes]:
+        """Return once the child has written the kernel's newest line; return its lines meanwhile.
+
+        Raises Unavailable if either journalctl does not write.
+        """
+        question = LineProcess([*self._called(), "-n", "1"])
+        try:
+            answer = self._patiently(question, 1, "journalctl -n 1")
+            if not answer and not question.ended:
+                raise Unavailable(f"{self._journalctl} has not written the newest entry for {ANSWER_S:g} s")
+            if not answer and question.code():
+                raise Unavailable(self._gone(question))
+        finally:
+            question.end()
+        newest = parse_entry(answer[0]) if answer else None
+        lines: list[bytes] = []
+        if newest is not None and newest.cursor != self.cursor:
+            lines = self._patiently(child, MAX_ENTRIES, "journalctl -f")
+            if not lines and not child.ended:
+                self._doubt_cursor()
+                raise Unavailable(f"{self._journalctl} -f does not write an entry that is in the journal")
+        self._proven_s = time.monotonic()
+        return lines
+
+    def _patiently(self, child: LineProcess, limit: int, what: str) -> list[bytes]:
+        """Return what the child writes within `ANSWER_S`. The sensor does not count as stuck meanwhile."""
+        lines: list[bytes] = []
+        deadline_s = time.monotonic() + ANSWER_S
+        while not lines and not child.ended and time.monotonic() < deadline_s:
+            self.progress.mark(what)
+            lines = child.lines(min(1.0, ANSWER_S), limit)
+        return lines
+
+    def _doubt_cursor(self) -> None:
+        """Forget a saved cursor that was of no use: journalctl would refuse or misunderstand it again."""
         if not self._heard:
             self.cursor = ""
+
+    def _gone(self, child: LineProcess) -> str:
+        self._doubt_cursor()
         return f"{self._journalctl} has ended: {child.why()}; it requires a journal in readable files"
 
     def _read_line(self, line: bytes, found: list[Observation]) -> None:

@@ -61,11 +61,17 @@ class LineProcess:
         """Return the last stderr output and the exit status of a program that has ended."""
         self._listen()
         text = " ".join(self._words.decode("utf-8", "replace").split())
-        try:
-            code = self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        code = self.code()
+        if code is None:
             return text or "it has closed its output"
         return f"{text or 'no error message'} (exit status {code})"
+
+    def code(self) -> int | None:
+        """Return the exit status of a program that has ended; None if it has only closed its output."""
+        try:
+            return self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def end(self) -> None:
         """End the program and wait until it has ended; never raises."""

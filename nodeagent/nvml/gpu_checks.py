@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from ctypes import byref
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -177,10 +177,11 @@ def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
         yield GpuReading("pcie_replay", count)
 
 
-def links_up(query: GpuQuery) -> dict[int, bool]:
+def links_up(query: GpuQuery, were_up: Collection[int] = ()) -> dict[int, bool]:
     """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none or none answers.
 
-    A link that was down when it last answered stays down until it answers again.
+    A link that was down when it last answered stays down until it answers again. A link that has answered in
+    this session, or was up in an earlier one, exists: it is asked again even if the driver denies that.
     """
     call = nvml.nvmlDeviceGetNvLinkState
     links = query.nvlinks if query.nvlinks is not None else range(nvml.NVML_NVLINK_MAX_LINKS)
@@ -189,7 +190,7 @@ def links_up(query: GpuQuery) -> dict[int, bool]:
     query.link_states.update(found)
     if len(found) == len(states):
         return found
-    query.never.difference_update((call, (link,)) for link in query.link_states)  # ask them again
+    query.never.difference_update((call, (link,)) for link in {*query.link_states, *were_up})
     query.nvlinks = tuple(link for link in links if (call, (link,)) not in query.never)
     silent_down = {link: False for link, up in query.link_states.items() if not up and link not in found}
     return found | silent_down if found else {}

@@ -45,7 +45,7 @@ def _alone(read: Callable[[GpuQuery], Iterator[GpuReading]], *checks: str) -> Pr
 
 
 def _nvlink_down(query: GpuQuery, known: GpuHistory) -> Iterator[GpuReading]:
-    up_now = gpu_checks.links_up(query)
+    up_now = gpu_checks.links_up(query, known.links)
     if known.links != {link for link, up in up_now.items() if up}:
         known.take_mig(gpu_checks.mig_mode(query))  # the difference may be due to another mode
     yield from gpu_checks.nvlink_down(up_now, known.links, known.mig)

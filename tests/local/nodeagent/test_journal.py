@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -48,13 +49,19 @@ class Folder:
             data = data[os.write(self._pipe, data[: 1 << 15]) :]
 
     def say(self, text: str, **changed: Any) -> None:
+        self.write(self.entry(text, **changed))
+
+    def entry(self, text: str, **changed: Any) -> bytes:
+        """Return the next entry of the journal, in which it is the newest from now on."""
         self._count += 1
         entry = {
             "__CURSOR": f"s=1;i={self._count}", "__MONOTONIC_TIMESTAMP": str(self._count * 1_000_000),
             "__REALTIME_TIMESTAMP": "1", "_BOOT_ID": BOOT, "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0",
             "PRIORITY": "3", "MESSAGE": text, **changed,
         }  # fmt: skip
-        self.write(json.dumps(entry).encode() + b"\n")
+        line = json.dumps(entry)
+        (self.path / "newest").write_text(line)
+        return line.encode() + b"\n"
 
     def calls(self) -> list[list[str]]:
         return [line.split() for line in (self.path / "calls").read_text().splitlines()]
@@ -141,6 +148,77 @@ def test_silence_is_no_failure_and_a_read_does_not_wait_long(
     began = time.monotonic()
     assert list(sensor.read()) == []
     assert WAIT_S * LEAST * 0.9 < time.monotonic() - began < 2 * WAIT_S + 1.0
+
+
+def questions(folder: Folder) -> int:
+    return sum("-n" in each for each in folder.calls())
+
+
+def test_a_journalctl_that_never_writes_is_not_taken_for_a_healthy_kernel(
+    folder: Folder, journal: Callable[..., JournalSensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.kernel.journal.ANSWER_S", 0.5)
+    (folder.path / "hangs").touch()
+    sensor = journal("s=1;i=1")
+    with pytest.raises(Unavailable, match=r"has not written the newest entry for 0.5 s"):
+        sensor.read()
+    assert sensor.progress.newest()[0] == "journalctl -n 1"
+    assert not alive(int(folder.calls()[1][0]))
+
+
+def test_silence_is_believed_once_another_journalctl_finds_nothing_newer(
+    folder: Folder, journal: Callable[..., JournalSensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.entry("eth0: renamed from veth0")  # read before a restart of the agent
+    sensor = journal("s=1;i=1")
+    assert events([*sensor.read(), *sensor.read()]) == []
+    assert questions(folder) == 1, "not asked again at once"
+    monkeypatch.setattr("nodeagent.kernel.journal.PROVE_S", 0.0)
+    assert events(sensor.read()) == []
+    assert questions(folder) == 2
+
+
+def test_a_journal_without_lines_of_the_kernel_is_silent(
+    folder: Folder, journal: Callable[..., JournalSensor]
+) -> None:
+    sensor = journal()
+    assert events(sensor.read()) == []
+    assert questions(folder) == 1
+
+
+def test_a_journalctl_that_has_stopped_following_is_noticed(
+    folder: Folder, journal: Callable[..., JournalSensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.kernel.journal.ANSWER_S", 0.5)
+    monkeypatch.setattr("nodeagent.kernel.journal.PROVE_S", 0.0)
+    sensor = journal()
+    folder.say("eth0: renamed from veth0")
+    sensor.read()
+    follower = int(folder.calls()[0][0])
+    os.kill(follower, signal.SIGSTOP)
+    folder.say(XID_79)
+    with pytest.raises(Unavailable, match="does not write an entry that is in the journal"):
+        sensor.read()
+    sensor.open()
+    assert not alive(follower)
+    assert "--after-cursor=s=1;i=1" in sensor.command(), "the new one writes what was missed"
+
+
+def test_a_line_that_arrives_during_the_question_is_not_missed(
+    folder: Folder, journal: Callable[..., JournalSensor]
+) -> None:
+    late = folder.entry(XID_79)  # in the journal, and not yet written by the one that follows it
+
+    def write_late() -> None:
+        while not (folder.path / "calls").exists() or not questions(folder):
+            time.sleep(0.01)
+        folder.write(late)
+
+    sensor = journal("s=1;i=0")
+    writer = threading.Thread(target=write_late)
+    writer.start()
+    assert [each.value for each in events(until(sensor, 1))] == [79]
+    writer.join()
 
 
 def test_the_end_of_journalctl_is_reported_and_the_next_one_continues_after_the_cursor(

@@ -257,6 +257,21 @@ def test_a_link_that_is_down_stays_down_while_it_does_not_answer(room: Room) -> 
     assert room.values(0)["nvlink_down"] == 0
 
 
+def test_a_link_that_was_up_before_a_restart_is_asked_again_after_it_did_not_answer(room: Room) -> None:
+    gpu = room.fake.gpu(0)
+    gpu.link_up[17] = 0  # not wired
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.links = 3  # the others answer INVALID_ARGUMENT
+    room.restart()
+    assert "nvlink_down" not in room.values(0), (
+        "what has never answered in this session is not known to be up"
+    )
+    gpu.links = 18
+    assert room.values(0)["nvlink_down"] == 0
+    gpu.link_up[7] = 0
+    assert room.values(0)["nvlink_down"] == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "total"),
     [({161: 5, 162: 1, 163: 2}, 16), ({215: 3, 208: 4}, 14)],

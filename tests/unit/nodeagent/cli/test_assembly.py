@@ -12,7 +12,7 @@ from typing import IO, Any, ClassVar
 import pytest
 
 from holdfast.errors import BadInput
-from nodeagent.agent import saved_state
+from nodeagent.agent import claim, saved_state
 from nodeagent.agent.policy_file import PolicyFile
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.cli import assembly, commands, options
@@ -25,7 +25,7 @@ PATIENCE_S = 20.0
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("READ_S", "STATE_S", "POLICY_S"):
+    for name in ("READ_S", "STATE_S", "POLICY_S", "MACHINE_ID_S"):
         monkeypatch.setattr(assembly, name, 0.5)
 
 
@@ -160,6 +160,49 @@ def test_the_history_of_a_disk_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr(commands, "ASK_S", 0.5)
     with hanging(tmp_path / "memory.json"), pytest.raises(BadInput, match="the disk has not answered"):
         commands.history(options.parse(["history", "--state-dir", str(tmp_path)]))
+
+
+def test_an_agent_starts_without_the_machine_id_of_a_host_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    words = ["check", "--state-dir", str(tmp_path), "--root", str(tmp_path), "--node-name", "n1"]
+    (tmp_path / "etc").mkdir()
+    with hanging(tmp_path / "etc" / "machine-id"):
+        parts = assembly.assemble(options.parse(words), keeps=False)
+    assert (parts.identity["node"], parts.identity["machine_id"]) == ("n1", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["forget", "nvlinks", "--why", "exchanged"],
+        ["release", "--for", "10m"],
+        ["release", "--end"],
+    ],
+    ids=" ".join,
+)
+def test_a_request_to_a_disk_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(commands, "ASK_S", 0.5)
+    asked = options.parse([*words, "--state-dir", str(tmp_path)])
+    with (
+        hanging(tmp_path / operator_requests.FILE),
+        pytest.raises(BadInput, match=r"the disk has not answered for 0.5 s; .* may be recorded later"),
+    ):
+        getattr(commands, words[0])(asked)
+
+
+def test_a_release_whose_acknowledgement_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "CLOSE_S", 0.5)
+    monkeypatch.setattr(claim, "is_owned", lambda _: True)
+    with hanging(tmp_path / operator_requests.CLOSED):
+        asked = options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)])
+        assert commands.release(asked) == commands.NOT_CLOSED
+    assert "has not closed NVML within 0.5 s" in capsys.readouterr().err
 
 
 class Watched(type(Path())):  # type: ignore[misc]
