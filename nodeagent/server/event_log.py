@@ -19,7 +19,11 @@ class EventLog:
     """Writes records as JSON lines, in order; drops the oldest waiting lines if the reader stalls."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        """`write` writes one line, may block, and raises OSError or ValueError if the reader is gone."""
+        """Start the thread.
+
+        `write` writes one line and may block. It raises BrokenPipeError or ValueError if the reader is gone,
+        and another OSError if the line cannot be written now.
+        """
         self._write = write
         self._waiting: deque[str] = deque()
         self._left_out = 0
@@ -53,15 +57,18 @@ class EventLog:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting)
                 self._writing = True
-                lines = [self._waiting.popleft()]
-                if self._left_out:
-                    lines.insert(0, json.dumps({"event": "lines_left_out", "count": self._left_out}))
-                    self._left_out = 0
+                line, left_out = self._waiting.popleft(), self._left_out
             try:
-                for line in lines:
-                    self._write(f"{line}\n")
-            except (OSError, ValueError):
+                if left_out:
+                    self._write(f"{json.dumps({'event': 'lines_left_out', 'count': left_out})}\n")
+                    with self._changed:
+                        self._left_out -= left_out
+                self._write(f"{line}\n")
+            except (BrokenPipeError, ValueError):
                 break
+            except OSError:  # a full disk may have room again later
+                with self._changed:
+                    self._left_out += 1
         with self._changed:
             self._ended = True
             self._waiting.clear()

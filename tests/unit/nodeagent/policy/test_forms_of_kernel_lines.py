@@ -9,6 +9,7 @@ from tests.unit.nodeagent.kernel.world import LINES
 FORMS = {
     "kernel_xfs_shutdown": (
         "XFS (sdb6): Filesystem has been shut down due to log error (0x2).",
+        "XFS (dm-0): All device paths lost.  Shutting down filesystem",
         "XFS (sdb6): Log I/O Error (0x2) detected at xlog_ioend_work+0x6f/0x90 [xfs] (fs/xfs/xfs_log.c:1379)."
         "  Shutting down filesystem.",
     ),

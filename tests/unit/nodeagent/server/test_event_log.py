@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from typing import Any
 
@@ -17,13 +19,15 @@ class Reader:
         self.lines: list[dict[str, Any]] = []
         self.began = threading.Event()
         self.goes_on = threading.Event()
-        self.gone = False
+        self.gone = self.full = False
 
     def write(self, line: str) -> None:
         self.began.set()
         assert self.goes_on.wait(SOON_S)
         if self.gone:
             raise BrokenPipeError
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.lines.append(json.loads(line))
 
 
@@ -66,3 +70,17 @@ def test_a_reader_that_is_gone_receives_nothing_more() -> None:
     log.write({"n": 2})
     assert log.drain(0.0)
     assert reader.lines == []
+
+
+def test_a_disk_that_was_full_receives_the_later_lines_and_the_number_of_those_left_out() -> None:
+    log, reader = stalled()
+    reader.full = True
+    reader.goes_on.set()
+    for n in range(1, 4):
+        log.write({"n": n})
+    assert log.drain(SOON_S)
+    reader.full = False
+    log.write({"n": 4})
+    log.write({"n": 5})
+    assert log.drain(SOON_S)
+    assert reader.lines == [{"event": "lines_left_out", "count": 4}, {"n": 4}, {"n": 5}]
