@@ -79,6 +79,7 @@ class MemberConnection:
     heard_ns: int = 0  # when the last report arrived
     first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
+    back_ns: int = 0  # see `MemberView`
     stepped_ns: int = 0  # see `MemberView`
     unanswered_ns: int = (
         0  # since when the member's host answers no probe; 0 if it does, or if this is unknown
@@ -91,6 +92,7 @@ class MemberConnection:
     received: tuple[LauncherState | None, int] | None = None
     launcher: LauncherState | None = None  # the launcher's state in `received`, with times on this clock
     owner: object = None  # the newest socket of the member; older ones are ignored
+    is_new: bool = False  # no report has arrived on `owner` yet
     transport: asyncio.Transport | None = None  # the transport of `owner` while it is open
     budget: ByteBudget = field(default_factory=ByteBudget)
 
@@ -266,7 +268,7 @@ class MemberServer:
         line = self.connection(member)
         if line.transport is not None:
             line.transport.abort()
-        line.owner, line.transport, line.sent = socket, request.transport, None
+        line.owner, line.transport, line.sent, line.is_new = socket, request.transport, None, True
         return line
 
     def _give_up(self, member: str) -> None:
@@ -300,6 +302,8 @@ class MemberServer:
             # Nothing else refers to the report yet. A copy would add a tenth to the time that a report takes.
             object.__setattr__(report, "member", line.member)
             object.__setattr__(report, "launcher", line.launcher)
+        if line.is_new:
+            line.is_new, line.back_ns = False, now_ns if line.first_ns else 0
         line.report, line.connected, line.heard_ns = report, True, now_ns
         line.first_ns = line.first_ns or now_ns
         self.has_heard = True

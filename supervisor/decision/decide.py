@@ -108,8 +108,8 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None
-    silent = [m.silent_s for m in view.members if m.exists and m.report is None]
-    patience_s = policy.secure_s - min(silent, default=policy.secure_s)
+    awaited = [members.awaited_s(m) for m in view.members if m.exists and m.report is None]
+    patience_s = policy.secure_s - min(awaited, default=policy.secure_s)
     if patience_s > 0:
         return Wait(view.now_ns + int(patience_s * SECOND_NS) + 1, "the members run an unknown generation")
     fault = unknown_generation.fault(view)
@@ -369,11 +369,13 @@ def _first_step(view: View) -> int | None:
 def await_secured_state(case: _Case) -> Wait | None:
     view, policy = case.view, case.policy
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
-    limit_s = policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)
-    # After a takeover, the time limit for a member to secure its state starts at its first report. Members
-    # without ranks have nothing to secure.
-    heard = (m.heard_ns for m in waiting if m.name in view.memory.seats)
-    deadline = max((view.memory.since_ns, *heard)) + int(limit_s * SECOND_NS)
+    limit_ns = int((policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)) * SECOND_NS)
+    since_ns = view.memory.since_ns
+    # The time limit for a member to secure its state starts at its first report to this supervisor, or to any
+    # after its sidecar was away. Members without ranks have nothing to secure.
+    latest_ns = since_ns + int(liveness.HELD_UP_S * SECOND_NS)  # even if a sidecar fails again and again
+    heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.seats)
+    deadline = max((since_ns, *heard)) + limit_ns
     if not waiting or view.now_ns >= deadline:
         return None
     return Wait(deadline, f"securing on {', '.join(m.name for m in waiting)}")

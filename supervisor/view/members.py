@@ -80,6 +80,14 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
     A new member that has never reported has as much time as the group has to form.
     """
+    left_s = _return_left_s(view, member, policy)
+    if not left_s or member.name not in view.memory.seats or not _is_silent(member):
+        return left_s
+    return max(0.0, min(left_s, _replaced_in_s(view, member, policy, _lifeless_s(view, member))))
+
+
+def _return_left_s(view: View, member: MemberView, policy: Policy) -> float:
+    """Return for how many more seconds a member may come back, even if a standby could replace it."""
     if not member.exists:
         return 0.0
     has_ranks = member.name in view.memory.seats
@@ -89,10 +97,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
         return max(0.0, limit_s - member.silent_s)
     lifeless_s = _lifeless_s(view, member)
     left_s = min(limit_s - lifeless_s, TIMEOUTS * limit_s - member.silent_s)
-    soonest_s = min(
-        _lost_host_in_s(view, member, lifeless_s), _replaced_in_s(view, member, policy, lifeless_s)
-    )
-    return max(0.0, min(left_s, soonest_s))
+    return max(0.0, min(left_s, _lost_host_in_s(view, member, lifeless_s)))
 
 
 def has_lost_host(view: View, member: MemberView) -> bool:
@@ -147,7 +152,9 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     The kernel closes the connections of processes that are killed. If all processes of a node are killed,
     nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group
     that has stopped can continue sooner without this member. While the group trains, nothing is concluded.
-    Nor is it while more members are absent than standbys are ready: the group could not continue.
+    Nor is it while more members must be replaced than standbys are ready: the group could not continue. The
+    member's state is not given up: if only it may hold the newest one, it is waited for as without this rule
+    (`recoverable_members`).
 
     A member that has not reported to a new leader had a connection to the previous one, which may have ended
     together with it. It has more time than the others needed (`_connects_in_s`).
@@ -155,8 +162,7 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
         return math.inf
     others = _others(view)
-    absent = len(view.memory.placement) - others.reporting
-    if 2 * others.reporting < len(view.memory.placement) or absent > others.standbys:
+    if 2 * others.reporting < len(view.memory.placement) or others.unusable > others.standbys:
         return math.inf
     return _connects_in_s(view, member) if member.awaited_s else CLOSED_S - lifeless_s
 
@@ -176,6 +182,7 @@ class _Others:
     """What the reports of the members with ranks say about those that are silent."""
 
     reporting: int  # how many report
+    unusable: int  # how many do not report, are about to end, or cannot be controlled
     stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
     first_ns: int  # when the last of those that ever reported did so for the first time; 0 for never
     standbys: int  # how many members without ranks could take a place now
@@ -188,6 +195,7 @@ def _others(view: View) -> _Others:
     reporting = [each for each in there if is_reporting(each)]
     return _Others(
         len(reporting),
+        len(view.memory.placement) - sum(is_controllable(m) and m.departure is None for m in reporting),
         max((each.stepped_ns for each in there), default=0),
         max((each.heard_ns for each in there), default=0),
         sum(_can_take_place(view, each) for each in view.members),
@@ -201,7 +209,8 @@ def _others(view: View) -> _Others:
 
 
 def _can_take_place(view: View, member: MemberView) -> bool:
-    is_standby = member.name not in view.memory.seats and member.departure is None
+    memory = view.memory
+    is_standby = member.name not in (*memory.seats, *memory.dropped) and member.departure is None
     return is_standby and is_controllable(member) and is_ready(member, view.memory.nproc)
 
 
@@ -225,16 +234,25 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 
     Each deadline is `patience_s` after the member was last known to be well. A sidecar that restarts late in
     a long recovery therefore has as much time as one that restarts early. Members that have been silent for
-    `--member-timeout` are lost and are not included.
+    `--member-timeout` are lost and are not included. One that only a standby replaces early is included,
+    because the newest state may be in its memory.
     """
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * SECOND_NS)
         for member in view.members
         if member.name in view.memory.seats
         and not is_usable(view, member, policy)
-        and not is_lost(view, member, policy)
+        and _return_left_s(view, member, policy) > 0
         and not unresponsive_launcher(member)
     }
+
+
+def awaited_s(member: MemberView) -> float:
+    """Return for how long a member that has not reported to this supervisor has been expected to.
+
+    On a cluster, its silence begins later, because the members need time to find a new supervisor.
+    """
+    return max(member.silent_s, member.awaited_s)
 
 
 def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:

@@ -346,6 +346,8 @@ class MemberView:
     # set if the member is about to end; used only on a cluster
     departure: Departure | None = field(default=None, metadata=UNRECORDED)
     rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown
+    # when it last reported again after its connection had ended; 0 if that has not happened
+    back_ns: int = field(default=0, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

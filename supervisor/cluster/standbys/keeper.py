@@ -86,7 +86,7 @@ class StandbyKeeper:
         self._problem = ""  # as last reported
         self._room, self._withdraw = room, withdraw
         self._uncertain: set[str] = set()  # uids of pods whose deletion may have been requested
-        self._unplaced_s: dict[str, float] = {}  # by uid: since when a standby has had no node
+        self._unplaced_s: dict[str, float] = {}  # by uid: since when a pod has had no node
         self._limits: dict[str, tuple[str, ...]] = {}  # by name of a standby: the nodes that it may use
         self._avoided: dict[str, float] = {}  # nodes on which a standby was not scheduled, until when
         self._account = StandbyAccount()
@@ -201,7 +201,7 @@ class StandbyKeeper:
             self._over_since_s = None
         elif self._over_since_s is None:
             self._over_since_s = now_s
-        unplaced = [each.uid for each in needs.pods if each.is_standby and not each.node]
+        unplaced = [each.uid for each in needs.pods if not each.node]
         self._unplaced_s = {uid: self._unplaced_s.get(uid, now_s) for uid in unplaced}
         found = plan(
             needs.pods,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from supervisor.cluster.pod_server import COME_S
 from supervisor.view.model import JobState, MemberView
 from tests.simulation.cluster.member import MS, Member
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.world import World
 
 LATENCY_MS, BEAT_MS, RETRY_MS = 1, 500, 50
+COME_NS = int(COME_S * 1e9)  # on a cluster, the silence of a member counts only from then on
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Line:
     heard_ns: int = 0
     first_ns: int = 0
     well_ns: int = 0
+    back_ns: int = 0
+    is_new: bool = False  # no report has arrived on the newest connection yet
     sent: MemberOrder | None = None
     epoch: int = 0
     stepped_ns: int = 0
@@ -40,6 +44,7 @@ class Network:
     cut: set[str] = field(default_factory=set)
     slow_ms: dict[str, int] = field(default_factory=dict)
     twice: bool = False  # every message arrives twice
+    late_ms: dict[str, int] = field(default_factory=dict)  # how much later a member finds a new supervisor
     muted: set[str] = field(default_factory=set)  # members whose reports are lost; the connections stay open
     unanswered: dict[str, int] = field(default_factory=dict)  # when each host stopped answering probes
     _last_ns: dict[tuple[str, bool], int] = field(default_factory=dict)
@@ -62,6 +67,7 @@ class Network:
             stepped_ns=line.stepped_ns,
             unanswered_s=round((self.world.now_ns - since_ns) / 1e9, 3),
             awaited_s=awaited_s,
+            back_ns=line.back_ns,
         )
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
@@ -87,7 +93,7 @@ class Network:
             self.world.after(RETRY_MS, partial(self._reconnect, member, member.sidecar))
             return
         line = self.line(member.name)
-        line.epoch, line.sent = line.epoch + 1, None
+        line.epoch, line.sent, line.is_new = line.epoch + 1, None, True
         self.tell(member)
         self._beat(member, line.epoch)
 
@@ -116,6 +122,8 @@ class Network:
             is_cluster = self.world.policy.members_created_externally
             if is_cluster and before is not None and _steps(report) > _steps(before):
                 line.stepped_ns = self.world.now_ns
+            if line.is_new:
+                line.is_new, line.back_ns = False, self.world.now_ns if line.first_ns else 0
             line.report, line.connected, line.heard_ns = report, True, self.world.now_ns
             line.first_ns = line.first_ns or self.world.now_ns
             if report.launcher is not None:
@@ -175,14 +183,15 @@ class Network:
 
     def forget(self) -> None:
         """Drop all connections of a dead supervisor; the members reconnect one by one."""
+        now_ns, is_cluster = self.world.now_ns, self.world.policy.members_created_externally
+        heard_ns = now_ns + (COME_NS if is_cluster and self.world.is_supervised else 0)
         self.lines = {
-            name: Line(
-                since_ns=self.world.now_ns, heard_ns=self.world.now_ns, epoch=self.line(name).epoch + 1
-            )
+            name: Line(since_ns=now_ns, heard_ns=heard_ns, epoch=self.line(name).epoch + 1)
             for name in self.world.members
         }
         for number, name in enumerate(sorted(self.world.exists)):
-            self.world.after(5 + 7 * number, partial(self.connect, self.world.members[name]))
+            late_ms = self.late_ms.get(name, 0) if self.world.is_supervised else 0
+            self.world.after(5 + 7 * number + late_ms, partial(self.connect, self.world.members[name]))
 
 
 def _steps(report: MemberReport) -> int:
