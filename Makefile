@@ -1,4 +1,4 @@
-# Each target runs the set-up that it needs. `make` alone lists the targets.
+# Each target runs the setup that it needs. `make` alone lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,20 +20,20 @@ TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
-# The unit tests run as two processes, each running half of the tests, because every worker of a single run would
-# collect all tests. The torch tests are separate, because importing torch takes longer than a thousand other tests.
+# The unit tests run in two processes with half of the tests each. In a single parallel run, every worker would collect all
+# tests. The torch tests are separate, because importing torch takes longer than a thousand other tests.
 KERNEL := tests/unit/nodeagent/kernel
 UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
-# The other tests also run in two processes of about equal duration. They mostly wait, so one process would leave a
-# core idle.
+# The other tests also run in two processes that take about the same time. They mostly wait, so one process would leave
+# a core idle.
 BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/loops
 OTHER_RUNS := tests/crash tests/simulation tests/healthy \
     $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
-# The cluster tests of the Kubernetes API do not need an installation of Holdfast, and mostly wait.
+# The cluster tests of the Kubernetes API mostly wait, and do not need Holdfast to be installed.
 CLUSTER_API := tests/cluster/api
 CLUSTER_NODES := tests/cluster/nodes
-# If PYTEST_ARGS selects tests, one of the two runs may have none; pytest then exits with code 5.
+# If PYTEST_ARGS selects tests, one of the two runs may have none of them; pytest then exits with code 5.
 NONE_CHOSEN = $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 TYPED := $(PARTS) $(wildcard bench tests) hatch_build.py
 
@@ -54,9 +54,9 @@ help: ## list the targets
 	@echo 'Settings: PYTHON=python3.12  TORCH_PIP_ARGS="--index-url ..."  PYTEST_ARGS="-k hang"  DEMO_ARGS  BENCH_ARGS'
 
 .PHONY: setup
-setup: $(STAMP) ## make .venv with everything in it
+setup: $(STAMP) ## create .venv with everything in it
 
-# A Python that the project supports: the one in PYTHON, otherwise the newest one installed.
+# Finds a Python that the project supports: the one in PYTHON if it is set, otherwise the newest one installed.
 define find_python
 	for candidate in $(PYTHON) $(if $(filter file default,$(origin PYTHON)),python3.13 python3.12 python3.11 python3.10); do \
 	    if "$$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; \
@@ -73,7 +73,7 @@ endef
 
 $(MADE):
 	@if [ -L $(VENV) ]; then \
-	    echo "setup: $(VENV) is a symbolic link; remove it, because the set-up would empty another tree's environment" >&2; exit 1; \
+	    echo "setup: $(VENV) is a symbolic link; remove it, because the setup would empty another tree's environment" >&2; exit 1; \
 	fi
 	@$(find_python); \
 	$(say) "$(VENV): $$("$$python" --version)"; \
@@ -87,10 +87,10 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 	builds="$(TORCH)"; \
 	if [ ! -e /dev/nvidiactl ] && [ -z "$(TORCH_PIP_ARGS)" ]; then builds="$(TORCH)+cpu $(TORCH)"; fi; \
 	for build in $$builds; do \
-	    $(say) "$$build (the first time, a download of 0.2 GB for a CPU build, 3 GB with CUDA)"; \
+	    $(say) "$$build (the first time, this downloads 0.2 GB for a CPU build, 3 GB with CUDA)"; \
 	    if [ "$$build" = "$${builds##* }" ]; then $$pip $(TORCH_PIP_ARGS) "$$build"; break; fi; \
 	    if $$pip "$$build" 2>/dev/null; then break; fi; \
-	    $(say) "no CPU build offered here"; \
+	    $(say) "the package index has no CPU build"; \
 	done; \
 	$(say) "holdfast, its dependencies and its tools"; \
 	$$pip --editable '.[torch,vision,cluster,objects,dev]'
@@ -116,25 +116,25 @@ endef
 setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
-test: setup ## run all tests; those of a cluster only if KUBECONFIG names one (PYTEST_ARGS="-k hang -x")
+test: setup ## run all tests; cluster tests only if KUBECONFIG names a cluster (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and torch tests, in two processes"
 	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
-	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "left out: tests/cluster, because KUBECONFIG names no cluster"; \
+	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "skipped: tests/cluster, because KUBECONFIG does not name a cluster"; \
 	elif ! kubectl get --raw=/readyz --request-timeout=10s >/dev/null 2>&1; then \
-	    $(say) "left out: tests/cluster, because the cluster of $$KUBECONFIG does not answer"; \
+	    $(say) "skipped: tests/cluster, because the cluster in $$KUBECONFIG does not respond"; \
 	else $(MAKE) --no-print-directory cluster; fi
 
 .PHONY: moto
-moto: setup ## run the tests of object storage on moto's S3 server too (downloads 30 MB the first time)
+moto: setup ## run the object storage tests, including those on moto's S3 server (downloads 30 MB the first time)
 	@[ -x $(VENV)/moto/bin/moto_server ] || { $(BIN)/python -m venv $(VENV)/moto \
 	    && $(VENV)/moto/bin/python -m pip install -qq --root-user-action=ignore '.[moto]'; }
 	@$(BIN)/python -m pytest tests/unit/sidecar/storage $(PYTEST_ARGS)
 
 .PHONY: extras
 extras: setup ## run the unmodified training loops of transformers and Lightning under holdfast
-	@$(say) "transformers and Lightning (the first time, a download of 0.1 GB)"
+	@$(say) "transformers and Lightning (the first time, this downloads 0.1 GB)"
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq --root-user-action=ignore --editable '.[extras]'
 	@$(BIN)/python -m pytest tests/extras $(PYTEST_ARGS)
 
@@ -158,7 +158,7 @@ lint: setup ## check format, style, types, layers and alert rules
 	    promtool check rules $$rules; \
 	    promtool test rules $(wildcard manifests/*rules*_test.yaml); \
 	else \
-	    $(say) "left out: the tests of the alert rules, because promtool is not installed (Debian: prometheus)"; \
+	    $(say) "skipped: the tests of the alert rules, because promtool is not installed (Debian package: prometheus)"; \
 	fi
 
 .PHONY: check
@@ -171,7 +171,7 @@ gpu: setup ## run the tests that need an NVIDIA GPU; they are skipped without on
 	@$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
 
 .PHONY: mutate
-mutate: setup ## change the pure modules and report which changes no test notices; takes hours without MUTATE_ARGS="--sample 500"
+mutate: setup ## mutate the pure modules and report the mutations that no test detects; takes hours without MUTATE_ARGS="--sample 500"
 	@[ -x $(BIN)/mutmut ] || $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq \
 	    --root-user-action=ignore -e '.[mutate]'
 	@$(BIN)/python -m bench mutation $(MUTATE_ARGS)
@@ -186,20 +186,20 @@ demo: setup ## train a small GPT and break it nine times
 	@$(BIN)/holdfast demo $(DEMO_ARGS)
 
 .PHONY: demo-quick
-demo-quick: setup ## run a demo of a minute or less: three faults, equal weights
+demo-quick: setup ## run a demo that takes a minute or less: three faults, equal weights
 	@$(BIN)/holdfast demo --quick $(DEMO_ARGS)
 
 .PHONY: demo-cluster
-demo-cluster: setup ## run the demo on the Kubernetes cluster of KUBECONFIG: six faults; with IMAGE_BUILD, build the images first
+demo-cluster: setup ## run the demo on the Kubernetes cluster in KUBECONFIG: six faults; with IMAGE_BUILD, build the images first
 	@$(if $(filter-out file default,$(origin IMAGE_BUILD)),$(MAKE) --no-print-directory images)
 	@$(BIN)/holdfast demo --cluster $(DEMO_ARGS)
 
 .PHONY: bench
-bench: setup ## measure recovery side by side with torchrun (BENCH_ARGS)
+bench: setup ## measure recovery and compare it with torchrun (BENCH_ARGS)
 	@$(BIN)/python -m bench recovery $(BENCH_ARGS)
 
 .PHONY: picture
-picture: setup ## draw docs/recovery.svg from a run of holdfast and one of torchrun
+picture: setup ## draw docs/recovery.svg from a run under holdfast and a run under torchrun
 	@$(BIN)/python -m bench picture $(BENCH_ARGS)
 
 .PHONY: images
@@ -213,15 +213,15 @@ cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLD
 	@$(call two_at_once,tests/cluster --ignore=$(CLUSTER_API) --ignore=$(CLUSTER_NODES),$(CLUSTER_API),-rs)
 
 .PHONY: cluster-nodes
-cluster-nodes: setup ## run the cluster tests that kill, cut and drain nodes; not part of CI yet: HOLDFAST_NODE_KILL, ...
+cluster-nodes: setup ## run the cluster tests that kill, cut off and drain nodes; not part of CI yet: HOLDFAST_NODE_KILL, ...
 	@$(BIN)/python -m pytest $(CLUSTER_NODES) -rs $(PYTEST_ARGS)
 
 .PHONY: chaos
-chaos: setup ## inject all faults at random on the cluster of KUBECONFIG for an hour (CHAOS_ARGS="--minutes 5 --seed 3")
+chaos: setup ## inject all kinds of faults at random on the cluster in KUBECONFIG for an hour (CHAOS_ARGS="--minutes 5 --seed 3")
 	@$(BIN)/python -m bench chaos $(CHAOS_ARGS)
 
 .PHONY: wheel
-wheel: setup ## build the source distribution, and the wheel from it, into dist/
+wheel: setup ## build the source distribution, and from it the wheel, into dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 .PHONY: clean
@@ -230,5 +230,5 @@ clean: ## remove builds and caches
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 .PHONY: distclean
-distclean: clean ## remove builds, caches and the set-up
+distclean: clean ## remove builds, caches and .venv
 	@rm -rf $(VENV) .editable

@@ -65,7 +65,7 @@ def main() -> None:
         optimizer.step()
         state.commit(loss=loss, position=batches.position(step))
         if batches.ends_epoch(step) and session.rank == 0:
-            with state.pause("eval", limit_s=600):  # so that this does not count as a hang
+            with state.pause("eval", limit_s=600):  # so that Holdfast does not treat this as a hang
                 right = evaluate(model, test)
                 save(model, Path("model.pt"))
             print(f"epoch {batches.epoch(step)}  loss {loss.item():.4f}  accuracy {right:.3f}", flush=True)  # noqa: T201

@@ -352,7 +352,7 @@ async def test_nobody_can_request_in_another_name_or_change_anothers_request(
         assert not await annotates(limited, by=None), "nor does a request lose its name"
         assert await annotates(limited, request=None, by=None)
         assert await annotates(limited, request="release"), "a request need not name anybody"
-        assert all("must be the name of the user who requests" in each for each in refusals), refusals
+        assert all("must be the name of the requesting user" in each for each in refusals), refusals
     finally:
         await api.delete(POLICIES, f"{namespace}-requests")
         await api.delete(BINDINGS, f"{namespace}-requests")
