@@ -1,6 +1,6 @@
-"""Remember what was computed from a large immutable value, by the value's identity.
+"""Cache results that were computed from large immutable values, by the identity of those values.
 
-A job of a cluster has thousands of members. Several parts of a decision need the same index of them, and
+A job on a cluster can have thousands of members. Several parts of a decision need the same index of them, and
 comparing or hashing the members would take longer than rebuilding it.
 """
 
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 def by_identity(most: int) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
     """Decorate a pure function of immutable arguments to reuse its last `most` results.
 
-    A result is reused only for the identical objects, which are kept alive until the result is dropped. Safe
+    A result is reused only for the same objects, which are kept alive until the result is dropped. Safe
     to call from several threads. The function must be called with positional arguments.
     """
 

@@ -12,7 +12,7 @@ from supervisor.fault_kinds import UNKNOWN, kind_of
 FINISHED = "all ranks have finished"
 _MAX_DETAIL = 160
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
-_STEP = re.compile(r"\bsteps?\b")  # Holdfast's own details that match already name or count steps
+_STEP = re.compile(r"\bsteps?\b")  # a detail from Holdfast that matches this already names or counts steps
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
 
 
@@ -114,7 +114,7 @@ def finish(missing: str, notes: Sequence[str], incidents: int = 0, progress: str
         missing: A clause that says why the last state has no checkpoint; "" if it has one.
         notes: Further clauses for the user.
         incidents: The number of incidents of the run.
-        progress: A clause that says how far the script got and how much is saved. Begins with a comma.
+        progress: A clause that says how far the script got and how much is saved. It begins with a comma.
     """
     after = f" after {count(incidents, 'incident')}" if incidents else ""
     but = f", but {missing}" if missing else ""
@@ -213,7 +213,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[int]) -> list[str]:
-    """Return the lines of a table, one for each row, whatever text of others its cells contain.
+    """Return the lines of a table, exactly one for each row, even if its cells contain untrusted text.
 
     The columns in `right` are right-aligned, all others left-aligned.
     """

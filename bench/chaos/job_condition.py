@@ -35,9 +35,8 @@ class JobCondition:
 def condition_of(job: ChaosJob, status: Mapping[str, Any]) -> JobCondition:
     view = short_status.decode(status.get("view")) or {}
     members = [mapping(each) for each in view.get("members") or ()]
-    ready = sum(
-        1 for each in members if not each.get("ranks") and each.get("connected") and each.get("parked")
-    )
+    idle = [each for each in members if not each.get("ranks") and not each.get("leaving")]
+    ready = sum(1 for each in idle if each.get("connected") and each.get("parked"))
     return JobCondition(
         step=_whole(status.get("step")),
         incidents=_whole(status.get("incidents")),
@@ -64,6 +63,9 @@ def _unrest(
     training = [each for each in members if each.get("ranks")]
     if len(training) < job.members:
         return f"{len(training)} of {job.members} members have ranks"
+    leaving = [str(each.get("name")) for each in training if each.get("leaving")]
+    if leaving:
+        return f"about to end: {', '.join(leaving)}"
     silent = [str(each.get("name")) for each in training if not each.get("connected")]
     if silent:
         return f"not connected: {', '.join(silent)}"

@@ -82,7 +82,8 @@ class _Api:
             raise web.HTTPForbidden(text="drills are disabled: the run was started with --no-drills")
         what, rank = wanted.get("what"), wanted.get("rank", 0)
         if what not in DRILLS or type(rank) is not int:
-            raise web.HTTPBadRequest(text=f"`what` must be one of {', '.join(DRILLS)}, `rank` an integer")
+            known = ", ".join(DRILLS)
+            raise web.HTTPBadRequest(text=f"`what` must be one of {known}; `rank` must be an integer")
         try:
             requested = self._job.inject(str(what), rank)
         except ValueError as error:

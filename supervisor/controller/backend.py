@@ -1,4 +1,4 @@
-"""The interface to whatever creates a run's members: a keeper on one machine, or the owner of their pods."""
+"""The interface to the component that creates a run's members: a keeper, or the owner of their pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backend(Protocol):
     def departures(self) -> Mapping[str, Departure]:
         """The members that are about to end.
 
-        A member whose departure has begun may be missing from `members`; it exists nevertheless.
+        A member whose departure has begun may be missing from `members` although it still exists.
         """
 
     @property
@@ -48,6 +48,6 @@ class Backend(Protocol):
     def finish(self, exit_code: int, why: str, message: str, completion: Completion | None) -> None:
         """Report how the run ended to the process that waits for it.
 
-        `why` is a complete sentence. `completion` contains its parts, if the script has finished and they are
-        known.
+        `why` is a complete sentence. `completion` contains its parts if the script has finished and the parts
+        are known.
         """

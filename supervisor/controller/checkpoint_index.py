@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # the pause after a failed scan
 MAX_CHECKPOINTS = 256  # only the newest are indexed
-MAX_REPORTED = 64  # members' reports to keep; few are enough, because a scan follows each report
+MAX_REPORTED = 64  # how many members' reports to keep; a few are enough, because a scan follows each one
 
 _T = TypeVar("_T")
 
@@ -169,7 +169,7 @@ def _checkpoint(found: ListedCheckpoint, root: Path, verified: bool) -> Checkpoi
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Run `work` in a thread, and return its result or raise its exception.
 
-    The thread is a daemon, so that a hanging file system cannot keep the process from exiting.
+    The thread is a daemon, so a hung file system cannot keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()

@@ -18,7 +18,7 @@ LIMIT_S = 10.0  # a dead sidecar is replaced within one second; a stalled disk c
 class PendingDrill:
     """A drill for the ranks of `generation` on one member.
 
-    `over` is set once the drill is carried out or withdrawn. `refused` says why it was withdrawn.
+    `over` is set when the drill is carried out or withdrawn. `refused` says why it was withdrawn.
     """
 
     member: str
@@ -64,7 +64,7 @@ class Drills:
     async def refusal(self, pending: PendingDrill, limit_s: float = LIMIT_S) -> str:
         """Wait until a drill is over. Return "" if it was carried out, or the reason why it was withdrawn.
 
-        After `limit_s`, or if the caller is cancelled, the drill is withdrawn.
+        The drill is withdrawn after `limit_s`, or when the caller is cancelled.
         """
         try:
             await asyncio.wait_for(pending.over.wait(), limit_s)

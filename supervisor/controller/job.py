@@ -49,16 +49,15 @@ from supervisor.view.model import (
 
 log = logging.getLogger(__name__)
 
-LATE_NS = 500_000_000  # a wake-up that is later than this shows that this process was stopped
-BEAT_S = 0.5  # the longest sleep between decisions; short, so that a late wake-up measures such a stop
+LATE_NS = 500_000_000  # a wake-up later than this means that this process was stopped
+BEAT_S = 0.5  # the longest sleep between decisions; short, so a late wake-up shows how long the stop was
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
-# A round takes some 50 us for each member. After a fault, each report of a large job requires another round.
-# The job therefore rests for as long as a round takes, because otherwise no time would be left to read the
-# reports.
+# A round takes about 50 us per member. After a fault, each report of a large job requires another round. The
+# job therefore rests for as long as a round takes. Without this rest, no time would be left to read reports.
 LARGE = 200  # members; below that, a round takes a few milliseconds
-REST_S = 50e-6  # for each member
+REST_S = 50e-6  # per member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms
-ROUNDS = 50  # most decisions in a row; more would mean that a decision has no effect and is repeated
+ROUNDS = 50  # the most decisions in a row; more would mean that a decision has no effect and is repeated
 
 
 class Job:
@@ -190,7 +189,7 @@ class Job:
             self.members_changed.set()
 
     async def _stay_ahead(self) -> None:
-        """Take a higher epoch than all members' reports and checkpoints contain.
+        """Take an epoch higher than any in the members' reports and the checkpoints.
 
         If this fails, orders keep the current epoch and the next round tries again. Raises `Deposed` if the
         higher epoch belongs to a supervisor that has taken over the run.
@@ -251,7 +250,7 @@ class Job:
         elif isinstance(action, Save) and action.finished:
             self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
-            known = None if before.finished else before.incident  # otherwise already counted by `saving`
+            known = None if before.finished else before.incident  # else counted by `saving`
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
@@ -268,15 +267,16 @@ class Job:
             self.publisher.incident(incident_record.record(known, marks))
 
     def _end_unrecorded(self) -> None:
-        """Close the records of incidents that are over for the job, but open in what a predecessor stored.
+        """Close the incident records that a predecessor left open although the incidents are over.
 
-        It ended between the two. A Supervision holds no decision that could be recorded once more.
+        The predecessor died after it recorded the end of an incident in the job's state, and before it closed
+        the incident's record. A Supervision does not contain the last decision, so it cannot be repeated.
         """
         current = incident_record.incident_id(self.memory.incident.number) if self.memory.incident else ""
         found = self.publisher.run.incidents()
         is_over = [each.get("open") is True and each["id"] != current for each in found]
         if any(is_over):
-            # with all later ones, because the last to be published is shown as the last incident
+            # Publish all later records again, because the status shows the one published last.
             for each, ends in list(zip(found, is_over, strict=True))[is_over.index(True) :]:
                 self.publisher.incident(incident_record.unrecorded_end(each) if ends else each)
 
@@ -306,7 +306,7 @@ class Job:
             self.member_server.order(name, order)
 
     def _renew(self, view: View) -> None:
-        """Have the backend inspect and replace silent sidecars before their members count as lost."""
+        """Have the backend check silent sidecars, and replace stuck ones, before their members are lost."""
         if self.memory.phase in ENDING_PHASES:
             return
         for name in members.silent_sidecars(view, self._renewed_ns):
@@ -375,14 +375,14 @@ class Job:
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has ever reported, except lost ones.
 
-        A sidecar can connect before the backend lists its member. Such a member must not count as lost.
+        A sidecar can connect before the backend lists its member. Such a member must not be considered lost.
         """
         known = dict.fromkeys((*self._existed, *self.backend.members))
         return tuple(name for name in known if name not in self.memory.lost)
 
     @property
     def existed(self) -> tuple[str, ...]:
-        """The members that existed when the run ended, except those that were already lost."""
+        """The members that existed when the run ended, except those already lost."""
         return self._existed
 
     def _member(self, name: str, is_listed: bool, now_ns: int) -> MemberView:
@@ -412,7 +412,7 @@ class Job:
     # -- requests from outside
 
     def end_before_start(self, end: End) -> None:
-        """End the run because all of its members have ended. Does nothing once ranks have been started."""
+        """End the run because all of its members have ended. Does nothing if ranks were already started."""
         self._unstarted_end = end
         self.wake.set()
 
@@ -457,9 +457,9 @@ def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:
 
 
 def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
-    """Return the initial state of the job: the predecessor's after a takeover, otherwise one for a new run.
+    """Return the job's initial state: the predecessor's state after a takeover, or the state of a new run.
 
-    A new run in an old directory keeps the generation and the lineage, to make older states void. It also
+    A new run in an old directory keeps the generation and the lineage, which makes older states void. It also
     keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
     replicas matched, and the work that was cut off and not repeated.
     """
@@ -521,4 +521,4 @@ def _marks(view: View) -> StartTimes:
 
 
 def _nothing() -> None:
-    """Do nothing. A thread that has run this has finished all work that was submitted to it earlier."""
+    """Do nothing. When a thread has run this, it has finished all work submitted to it earlier."""

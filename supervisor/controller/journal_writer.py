@@ -1,4 +1,4 @@
-"""Write a job's decisions to its log before they are carried out, without ever holding up the job.
+"""Write a job's decisions to its log before they are carried out, without stalling the job.
 
 Full or unresponsive storage must not keep the group from training, so a decision waits at most `JOURNAL_S`
 for its line to be written. Losing a line does no lasting harm, because each line contains the whole state.
@@ -61,8 +61,8 @@ class JournalWriter:
     ) -> None:
         """Write a decision. Return within `JOURNAL_S`, even if it is not written by then.
 
-        Meanwhile, the event loop continues to serve the members and the keeper. Raises `Deposed` if another
-        supervisor has taken over.
+        During the wait, the event loop continues to serve the members and the keeper. Raises `Deposed` if
+        another supervisor has taken over.
         """
         try:
             work = self._submit(view, policy, action, after, ledger)
@@ -99,7 +99,7 @@ class JournalWriter:
             work.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), self._written_late))
 
     def close(self) -> None:
-        """Close the log once all submitted lines are written."""
+        """Close the log after all submitted lines are written."""
         with suppress(OSError):  # no thread can be started, so there is nothing to wait for
             self.thread.submit(self.decisions.close)
 

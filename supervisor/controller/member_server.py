@@ -2,8 +2,8 @@
 
 Decoding a report blocks the process for up to 0.1 s per megabyte. Even a member that has proven its identity
 is not trusted by the other jobs that this process supervises. Therefore, each member has only one connection,
-and the size and rate of its reports are limited before any is decoded. The members of all jobs share more
-limits, on the memory that reports take and on the time spent on decoding them (`SharedLimits`).
+and the size and rate of its reports are limited before any is decoded. The members of all jobs also share
+limits on the memory that reports take and on the time spent decoding them (`SharedLimits`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
-HELD_S = 0.05  # the time between two checks whether orders may be sent
+HELD_S = 0.05  # the interval between checks of whether orders may be sent
 MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 
-# A report of 8 ranks has 6 KB, one of 64 ranks 40 KB. After a fault, it also contains stacks, the last output
-# and private states, and grows to about 1.2 MB plus 2.3 KB for each rank.
+# A report takes 6 KB for 8 ranks and 40 KB for 64 ranks. After a fault, it also contains stacks, the last
+# output and private states, and grows to about 1.2 MB plus 2.3 KB per rank.
 REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
 RATE_BYTES = 2_000_000  # how much a member may send per second, on average
 BURST_BYTES = 4_000_000
-LEAST_BYTES = 4096  # a smaller message, such as a ping, counts as this much, because it takes time too
+LEAST_BYTES = 4096  # a smaller message, such as a ping, is charged this much, because it takes time too
 
 
 def largest_report(nproc: int) -> int:
@@ -75,14 +75,14 @@ class MemberConnection:
     memory: MemoryHolder  # how much is reserved for this member
     report: MemberReport | None = None  # the newest report
     connected: bool = False
-    since_ns: int = 0  # on a cluster: since when this supervisor has expected the member's reports
+    since_ns: int = 0  # on a cluster: when this supervisor began to expect the member's reports
     heard_ns: int = 0  # when the last report arrived
     first_ns: int = 0  # when the first report arrived; 0: none so far
     well_ns: int = 0  # when the member last reported a launcher that responds
     back_ns: int = 0  # see `MemberView`
     stepped_ns: int = 0  # see `MemberView`
     unanswered_ns: int = (
-        0  # since when the member's host answers no probe; 0 if it does, or if this is unknown
+        0  # when the member's host stopped answering probes; 0 if it answers, or if this is unknown
     )
     order: MemberOrder | None = None  # the newest order
     sent: MemberOrder | None = None  # the last order that was sent on the current socket
@@ -131,7 +131,7 @@ class MemberServer:
         return self.connections[member]
 
     def discount_own_pause(self, late_ns: int) -> None:
-        """Do not count the last `late_ns`, during which this process did not run, as silence of members."""
+        """Do not count the last `late_ns`, during which this process did not run, as the members' silence."""
         now_ns = self._now_ns()
 
         def moved(at_ns: int) -> int:
@@ -145,7 +145,7 @@ class MemberServer:
             line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:
-        """Send `order` to a member now, or once it connects. An order that it already has is not repeated."""
+        """Send `order` to a member now, or when it connects. An order that it already has is not repeated."""
         line = self.connection(member)
         if line.order != order:
             line.order = order
@@ -176,7 +176,7 @@ class MemberServer:
         The connection ends if that name changes or becomes None, if a report has more than `max_bytes`, or if
         there is no memory for it. Reports that exceed the member's `ByteBudget` are read later.
         """
-        # A text that is not ASCII could take four times its size while it waits.
+        # Decoded by aiohttp, text that is not ASCII could take four times as much memory while it waits.
         socket = web.WebSocketResponse(
             heartbeat=self.heartbeat_s,
             max_msg_size=max_bytes,
@@ -257,7 +257,7 @@ class MemberServer:
         if line is None:
             return False
         wait_s = line.budget.spend(size, time.monotonic())
-        if wait_s > 0:  # meanwhile, the socket is not read
+        if wait_s > 0:  # the socket is not read during this wait
             await asyncio.sleep(wait_s)
         return name() == line.member
 
@@ -354,10 +354,10 @@ class MemberServer:
             self.tell_refusal(why)
 
     def tell_refusal(self, why: str) -> None:
-        """Tell the user that reports are refused, once for each cause. It has already been logged."""
+        """Tell the user that reports are refused, once for each cause. The refusal is already in the log."""
 
     def may_send(self) -> bool:
-        """True if orders may be sent now. Otherwise, they are sent once this is True."""
+        """True if orders may be sent now. If not, they are sent as soon as this returns True."""
         return True
 
     async def _send(self, socket: web.WebSocketResponse, line: MemberConnection) -> None:

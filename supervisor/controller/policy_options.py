@@ -81,6 +81,6 @@ def sidecar_environment(options: PolicyOptions) -> dict[str, str]:
 
 
 def _patience_s(options: PolicyOptions) -> float:
-    """Return how many seconds a rank waits for its peers, longer than it takes to detect a hang."""
+    """Return how many seconds a rank waits for its peers. This is longer than it takes to detect a hang."""
     limits = (options.first_step_timeout_s, options.pause_timeout_s, options.hang_floor_s)
     return max(defaults.PATIENCE_S, 2 * max(limits))

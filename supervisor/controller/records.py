@@ -17,7 +17,7 @@ from supervisor.view.model import Checkpoint, StorageContents
 
 
 class CheckpointSource(Protocol):
-    """The source of what is known about the checkpoints on storage, such as `CheckpointIndex`."""
+    """Provides what is known about the checkpoints on storage. `CheckpointIndex` is an example."""
 
     stored: StorageContents
 
@@ -46,7 +46,7 @@ class JobRecords(Protocol):
 
     @property
     def lead(self) -> Lead:
-        """The right of this supervisor to act."""
+        """This supervisor's right to act."""
 
     def open_log(self) -> DecisionLog:
         """Return the log for this supervisor's decisions."""

@@ -118,7 +118,7 @@ def _spans(text: str) -> tuple[tuple[int, int], ...]:
     """Return where `PARTS` begin and end; () if the report is not in the form that `codec.encode` writes.
 
     In a JSON string, a backslash precedes each quotation mark, so these marks can only be names of fields. A
-    field of this name in any other place would be unknown there, as in a full decoding.
+    field with one of these names in any other place would be an unknown field, as in a full decoding.
     """
     found = []
     at = 0

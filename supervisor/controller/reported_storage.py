@@ -34,8 +34,8 @@ class ReportedStorage:
     ) -> None:
         """`reports` returns the newest report of each connected member.
 
-        If not `is_durable`, each pod would keep its checkpoints in its own volume, which no other pod can
-        read and which is lost with the pod, so none of them counts.
+        If `is_durable` is false, each pod keeps its checkpoints in its own volume. No other pod can read this
+        volume, and it is lost with the pod, so its checkpoints are ignored.
         """
         self._is_durable = is_durable
         self._reports = reports
@@ -54,7 +54,7 @@ class ReportedStorage:
         """Do nothing, because members list the storage at short intervals and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing, because a listing includes the last save request that its member had handled."""
+        """Do nothing, because a listing includes the last save request that its member has handled."""
 
     def doubt(self) -> None:
         """Do nothing, because every restore verifies what it reads."""
@@ -65,7 +65,7 @@ class ReportedStorage:
     def _update(self) -> bool:
         """Adopt the best listing. Return False if nothing has changed.
 
-        While no member reports on the storage, the time limit for failing storage does not begin, because
+        The time limit for failing storage does not start while no member reports on the storage, because
         pods can be pending for hours.
         """
         listings = [each.storage for each in self._reports() if each.storage is not None]

@@ -1,9 +1,9 @@
 """Distinguish routine reports from those that a job must consider immediately. Pure.
 
-A routine report only repeats that a member trains. It differs from the previous report in times and in the
-progress of ranks that complete their steps. No decision follows from it before the job's next round, at most
-a second away. With 2,000 members that report once a second, building a view of the whole job for each report
-would take more than one core.
+A routine report only confirms that a member is still training. It differs from the previous report only in
+times and in the progress of ranks that complete their steps. It leads to no decision before the job's next
+round, which is at most a second away. With 2,000 members that report once a second, building a view of the
+whole job for each report would take more than one core.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def end_finished(view: View, unsaved: str) -> End:
     """Return the `End` of a run that has finished.
 
     `unsaved` says why the last state is not on storage. It is "" if storage has the state, or if the user
-    need not know.
+    does not need to know.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -272,9 +272,9 @@ def _stop(
 ) -> End:
     """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
 
-    The sentence `End.why` consists of a reason, of `saved`, which says what is on storage, and of `note`. If
-    the user has stopped the run, the reason is `reason`. Otherwise `JobState.end` contains the reason and the
-    exit code.
+    The sentence `End.why` consists of a reason, `saved` (which says what is on storage) and `note`. If the
+    user has stopped the run, the reason is `reason`. If not, `JobState.end` contains the reason and the exit
+    code.
 
     `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
     cut off, the next run resumes from it to repeat the work, and must not use any later state.
@@ -326,7 +326,7 @@ def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a silent member may still report that it holds the state.
 
     On a busy machine, the only other holder may be unable to report for longer than `members.QUIET_S`. If the
-    saving member is lost during that time, a last checkpoint is possible only because of this wait.
+    saving member is lost during that time, only this wait makes a last checkpoint possible.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
     return any(not members.is_lost(view, each, policy) for each in quiet)
@@ -409,8 +409,8 @@ def unended(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members that were ordered to end and have not ended.
 
     The keeper of a local run kills a member whose launcher does not respond. On a cluster, no process does
-    this, and a member that counts as lost may still be running. The owner's next pods do not belong to the
-    run.
+    this, and a member that is considered lost may still be running. The owner's next pods do not belong to
+    the run.
     """
     if not policy.members_created_externally:
         return tuple(m.name for m in view.members if m.exists and not members.unresponsive_launcher(m))

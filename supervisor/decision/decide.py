@@ -59,7 +59,7 @@ class _Case:
 
     @cached_property
     def view(self) -> View:
-        """The observed view. In the phase `securing`, it lacks the changes of a start that failed."""
+        """The observed view. In the phase `securing`, the changes of a failed start are left out."""
         if self.observed.memory.phase != "securing":
             return self.observed
         return replace(self.observed, memory=failed_start.without_failed_start(self.observed))
@@ -138,7 +138,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
-    if not policy.has_storage:  # pods list only their own volumes, which do not count
+    if not policy.has_storage:  # pods list only their own volumes, which are ignored
         return None
     if view.stored.error:
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
@@ -155,7 +155,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
 
 
 def _give_up(view: View, end: End) -> Secure | End:
-    """Return `end`, or first a `Secure` if members may hold a state worth saving."""
+    """Return `end`, or a `Secure` before it if members may hold a state worth saving."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
     return Secure((), True, end.why, end)
@@ -261,7 +261,7 @@ def warn_of_changed_file(case: _Case) -> Warn | None:
 
 
 def give_up_without_processes(case: _Case) -> Secure | End | None:
-    """End a run whose script cannot be started again, unless this is known only of members on trial."""
+    """End a run whose script cannot be started again, unless only members on trial report this."""
     trial = joining.on_trial(case.view, case.policy)
     end = remedy.startup_failure(case.view, trial)
     if end is not None:
@@ -461,8 +461,8 @@ def preserve(case: _Case) -> Preserve | None:
 def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     """Replace lost members until the group has enough of them, and wait for the new ones.
 
-    If the user and the script allow it, the group goes on without them after a while. It does not wait for
-    members that failed when they joined it.
+    If the user and the script allow it, the group continues without them after a while. It does not wait
+    for members that failed when they joined it.
     """
     view, policy, memory = case.view, case.policy, case.view.memory
     able = placement.choose_members(view, policy)
@@ -483,9 +483,8 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return None
     if failed and view.unrecorded and not away:
         until_ns = view.now_ns + int(closing.IDLE_S * SECOND_NS)
-        return Wait(
-            until_ns, f"{', '.join(failed)} failed on joining and is left out once this can be recorded"
-        )
+        left_out = "will be left out as soon as this can be recorded"
+        return Wait(until_ns, f"{', '.join(failed)} failed on joining and {left_out}")
     end = remedy.startup_failure(view)
     if end is not None:
         return _give_up(view, end)
@@ -503,7 +502,7 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return Wait(until_ns, f"waiting for the launcher of {', '.join(unheard)} to report to its sidecar")
     if shrinks_ns is not None:
         size = f"{len(able)} of {policy.members} members"
-        why = f"waiting for a replacement of {', '.join(away)}, before the group goes on with {size}"
+        why = f"waiting for a replacement of {', '.join(away)}, before the group continues with {size}"
         return Wait(min(until_ns, shrinks_ns), why)
     return Wait(until_ns, f"waiting for {', '.join(away)}, or for a replacement")
 

@@ -92,7 +92,7 @@ def _generation(report: MemberReport) -> int:
 def _held(view: View) -> int:
     """Return the newest step that all ranks have passed and whose snapshot a member holds; -1 for none.
 
-    Such a snapshot is complete, because each rank has by then sent its private state of that step to another
+    Such a snapshot is complete, because by then each rank has sent its private state of that step to another
     member.
     """
     memory = view.memory
@@ -119,7 +119,7 @@ def _with_secured_time(view: View) -> OpenIncident | None:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the void steps, after whose commit a rank changed its state without updating the copies.
+    """Return the void steps: after their commit, a rank changed its state without updating the copies.
 
     They are kept even after the rank's page and its member are gone, because another member may hold a copy
     that lacks the change.

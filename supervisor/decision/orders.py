@@ -19,8 +19,8 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-# Makes an order with the values that are the same in all orders. To copy an order in order to add them would
-# take as long as to make it.
+# Makes an order with the values that are the same in all orders. Copying an order to add them would take as
+# long as making it.
 _Make: TypeAlias = Callable[..., MemberOrder]
 
 BUSY_S = 10.0  # this long after a start, members can be created even if no step has been completed
@@ -36,8 +36,8 @@ def order_for(
 ) -> MemberOrder:
     """Return the order for `member`. It stays valid until the job's state or `inspection` changes.
 
-    `inspection` is the result of `deadlock.inspection_request`, and `epoch` that of the sender. Every order
-    specifies which checkpoints may be deleted, because the member may still be writing one.
+    `inspection` is the result of `deadlock.inspection_request`, and `epoch` is the sender's epoch. Every
+    order specifies which checkpoints may be deleted, because the member may still be writing one.
     """
     make = partial(
         MemberOrder,
@@ -73,7 +73,7 @@ def _order_for(
 ) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
-        # After a failure, a rank that is not already ending could wait forever for the failed one.
+        # After a failure, a rank that is not already ending could wait forever for the failed rank.
         ending_only = memory.exit_code not in (0, exit_codes.INTERRUPTED)
         return make(
             "stop",

@@ -33,14 +33,14 @@ PROGRAM_ERRORS = frozenset(  # exceptions that only an error in the program can 
 )
 MAX_WARM_FAILURES = 3  # consecutive processes that died before they joined
 GIVE_UP_S = 60.0  # how long a run that has completed steps tries to create processes before it ends
-WORKED_S = 60.0  # a generation that lived this long counts as having worked, even without a step
+WORKED_S = 60.0  # a generation that lived this long is considered to have worked, even without a step
 VOLUME_TRIES = 3  # attempts to restore a state that does not fit on the memory volume
 
 
 def startup_failure(view: View, trial: tuple[str, ...] = ()) -> End | None:
     """Return an `End` if the script exits or keeps failing before it joins; None otherwise.
 
-    The members in `trial` have just joined a group that can go on without them: see `unstarted_member`.
+    The members in `trial` have just joined a group that can continue without them: see `unstarted_member`.
 
     Ranks that are training continue even if no warm process can be created. In a run that has completed
     steps, the script has worked before, so the failure may be temporary: for example, a file that the script
@@ -156,7 +156,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
 def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
     """True if the exception is an error in the program.
 
-    It occurred before any step, or twice on all ranks.
+    This is assumed if it occurred before any step, or twice on all ranks.
     """
     if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
         return False
@@ -232,7 +232,7 @@ def _names_batch(view: View, cause: Fault) -> str:
 def last_good_step(found: tuple[Fault, ...]) -> int | None:
     """Return the last step whose state precedes the first bad number; None if all states are good.
 
-    A bad number counts even if another fault stopped the group.
+    A bad number is considered even if another fault stopped the group.
     """
     return min((fault.step for fault in found if kind_of(fault.kind).spoils_state), default=None)
 
@@ -302,7 +302,7 @@ def _unrepeatable(
 def _wrong_world_size(view: View, policy: Policy, resumed: ResumePoint) -> End | None:
     """Return an `End` if the group would resume from a checkpoint of a run with another world size.
 
-    If the user allows other sizes, the ranks refuse the state unless the script does too.
+    If the user allows other sizes, the ranks decide: they refuse the state unless the script allows it.
     """
     stored = resume_point.checkpoint_of(view, resumed)
     if stored is None or stored.world_size == view.memory.world_size:
@@ -450,7 +450,7 @@ def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoi
 
 
 def _new_size(view: View, policy: Policy, chosen: tuple[str, ...]) -> str:
-    """Return the part of the measure about the group's size; "" if it is the full one."""
+    """Return the part of the measure about the group's size; "" if the group has its full size."""
     if len(chosen) >= policy.members and not view.memory.reduced_by:
         return ""
     failed = joining.failed(view, policy)
@@ -459,7 +459,7 @@ def _new_size(view: View, policy: Policy, chosen: tuple[str, ...]) -> str:
 
 
 def _not_equal(view: View, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a line for the incident if the group goes on with another number of ranks."""
+    """Return a line for the incident if the group continues with another number of ranks."""
     before, after = view.memory.world_size, len(chosen) * view.memory.nproc
     if before == after:
         return ()

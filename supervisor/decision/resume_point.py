@@ -24,8 +24,8 @@ FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
 PRIVATE_HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
 TRIES = 4  # attempts to restore the same state
 
-# For each rank, its private states of one step. Each has its generation, the position in the view of the
-# member that holds it, and whether it is final.
+# For each rank, its private states of one step. Each is given by its generation, the position in the view of
+# the member that holds it, and whether it is final.
 _HeldByRank: TypeAlias = "dict[int, list[tuple[int, int, bool]]]"
 
 
@@ -73,7 +73,7 @@ def _newest_snapshot(view: View, at_most: int | None, void: frozenset[tuple[int,
 
 
 def holds_state(view: View) -> bool:
-    """True if the group holds a state, as far as members report it while their ranks run."""
+    """True if the group holds a state, according to what members report while their ranks run."""
     if reports.script_keeps_own_state(view) or newest_checkpoint(view) is not None:
         return True
     return any(m.report is not None and m.report.slots and can_serve(view, m) for m in view.members)
@@ -85,7 +85,7 @@ def _other_size(view: View, world_size: int) -> int:
 
 
 def _size_at(memory: JobState, generation: int) -> int:
-    """Return how many changes of the group's size there had been when `generation` began."""
+    """Return how often the group's size had changed when `generation` began."""
     return sum(each.generation <= generation for each in memory.sizes)
 
 
@@ -134,7 +134,7 @@ def can_serve(view: View, member: MemberView) -> bool:
     """True if the group can use the state that a member holds.
 
     If a member reports but cannot be controlled, the group continues without it and the member is ended. Its
-    state can therefore serve only the last checkpoint of a run, after a request to stop.
+    state can therefore be used only for the last checkpoint of a run, after a request to stop.
     """
     return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
 
@@ -143,8 +143,8 @@ def can_serve(view: View, member: MemberView) -> bool:
 def _private_states(members_now: tuple[MemberView, ...]) -> Mapping[int, _HeldByRank]:
     """Return the private states that members hold, for the step of each snapshot.
 
-    A report lists some 30 states per rank, and a decision needs those of several steps for all ranks. The
-    lists are therefore read only once for all decisions about the same reports.
+    A report lists about 30 states per rank, and a decision needs the states of several steps for all ranks.
+    The lists are therefore read only once for all decisions about the same reports.
     """
     snapshots = (snapshot for member in members_now if member.report for snapshot in member.report.slots)
     return _read_private_states(members_now, {snapshot.step: {} for snapshot in snapshots})
@@ -165,8 +165,8 @@ def _read_private_states(
 def _private_sources(view: View, step: int, saved_by: int) -> tuple[StateSource, ...] | None:
     """Return the sources of every rank's private state at `step`; None if any rank lacks one.
 
-    They are states of generations of the same size as `saved_by`, because ranks of another size have other
-    numbers.
+    Only states from generations of the same size as `saved_by` are used, because ranks have other numbers in
+    a group of another size.
     """
     memory = view.memory
     held, world_size, size = (

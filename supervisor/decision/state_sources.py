@@ -1,8 +1,8 @@
 """Choose the sources of the state that one member needs. Pure.
 
-The job's state lists a source for every rank and every holder of its state: some 50,000 for 2,000 members of
-8 ranks. To start its ranks, a member needs only their sources. Only members that write checkpoints need all
-of them; to keep the order small, they get one entry for consecutive ranks of one holder.
+The job's state lists a source for every rank and every holder of its state: about 50,000 for 2,000 members
+with 8 ranks. To start its ranks, a member needs only their sources. Only members that write checkpoints need
+all of them; to keep the order small, they get one entry for consecutive ranks of one holder.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def for_ranks(memory: JobState, block: int) -> tuple[StateSource, ...]:
 def ranks_of(memory: JobState, block: int) -> range:
     """Return the ranks whose private states the ranks at `block` of the placement start from.
 
-    They have other numbers if the group that saved the state had another size. A new member starts from the
-    states of another one.
+    They have other numbers if the group that saved the state had another size. A new member starts from
+    another member's states.
     """
     launch = memory.launch
     if launch is not None and launch.states_of and launch.restore is not None:
@@ -50,13 +50,13 @@ def ranks_of(memory: JobState, block: int) -> range:
 
 
 def is_shared(memory: JobState, block: int) -> bool:
-    """True if the ranks at `block` start from private states that other ranks go on with."""
+    """True if the ranks at `block` start from private states that other ranks also start from."""
     states_of = memory.launch.states_of if memory.launch is not None else ()
     return bool(states_of) and states_of[block] < 0
 
 
 def for_checkpoint(memory: JobState) -> tuple[StateSource, ...]:
-    """Return the sources of all private states: those of the secured state, and then each rank's member."""
+    """Return the sources of all private states: those for the secured state, then each rank's own member."""
     return (*_private_grouped(memory.sources), *_private_grouped(memory.peers))
 
 

@@ -296,7 +296,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     restore = launch.restore
     history = memory.history
     is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
-    # The failure of a member that is left out again shows nothing about the script or the state.
+    # If a member fails and is left out again, this says nothing about the script or the state.
     if action.cause is not None and is_counted and not joining.failed(view, policy):
         history = (*history, _past(view, policy, action.cause))[-HISTORY:]
     return replace(
@@ -431,7 +431,7 @@ def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members to end, because others take over their ranks and no launcher can end them."""
+    """Return the members to end: others take over their ranks, and no launcher can end them."""
     return tuple(
         name
         for name in view.memory.placement
@@ -451,7 +451,7 @@ class _Saving(TypedDict, total=False):
 
 
 def _emergency(memory: JobState, action: Start) -> _Saving:
-    """Return a request to write the secured state to storage once the group trains again."""
+    """Return a request to write the secured state to storage as soon as the group trains again."""
     resumed = action.resume
     able = [name for name in action.placement if name in resumed.holders]
     if action.cause is None or resumed.source != "slot" or not able:
@@ -559,7 +559,8 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
 def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
     """Return `cuts` as undone work of the incident `number`, or of a stop if `number` is 0.
 
-    Work that is repeated even if the group resumes at the work's own step counts as part of the next step.
+    Work that is repeated even if the group resumes at the work's own step is treated as part of the next
+    step.
     """
     return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
@@ -603,7 +604,7 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
 
 
 def is_resized(before: JobState, after: JobState) -> bool:
-    """True if a decision changes the size of the group. It is only carried out if it could be recorded."""
+    """True if a decision changes the size of the group. It is carried out only if it was recorded."""
     return before.sizes != after.sizes
 
 

@@ -17,7 +17,7 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import SECOND_NS, Fault, LateRank, Policy, RankAtRest, View
 
-SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have begun
+SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have already begun
 STOPPED_S = 1.0  # how long to wait if a stopped rank is not late, because no inspection has begun yet
 LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
 
@@ -78,7 +78,7 @@ def _may_wait(stall: RankStall) -> bool:
 def abandoned(view: View) -> StallVerdict | None:
     """Return the verdict if a rank has finished while all others wait in a collective; None otherwise.
 
-    The waiting ranks need not be late, because the rank that has finished will never join the collective.
+    The waiting ranks may be on time, because the rank that has finished will never join the collective.
     """
     left = [rank for rank in reports.ranks(view) if reports.has_finished(rank)]
     here = {each.rank: each for each in view.watch.ranks}
@@ -111,8 +111,8 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
     """Return the verdict if all ranks wait for each other and nothing can end the wait.
 
-    If the group was already restarted at the same step and place, the restart did not help. A time limit then
-    applies, which doubles with each such restart.
+    If the group was already restarted at the same step and place, the restart did not help. In that case, a
+    time limit applies, which doubles with each such restart.
     """
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)

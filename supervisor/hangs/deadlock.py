@@ -75,8 +75,8 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
     """Return all ranks and where they wait if it is proven that none will continue; () otherwise.
 
     When a collective reaches its time limit, it raises an exception that the script may handle. A wait
-    therefore counts as endless only if that limit is more than `horizon_s` away, because the group would be
-    restarted before then anyway.
+    is therefore considered endless only if that limit is more than `horizon_s` away, because the group would
+    be restarted before then anyway.
     """
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
@@ -86,7 +86,7 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
 
 
 def _all_resting_since_ns(view: View) -> int:
-    """Return since when all ranks have been at rest, waiting only for each other; 0 if they are not."""
+    """Return when the last rank came to rest, if all ranks wait only for each other; 0 if they do not."""
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0

@@ -7,7 +7,7 @@ Elapsed time alone proves nothing, so a stall belongs to one of two classes:
 - Possible work, such as loading, compiling or saving, has a time limit (`supervisor.hangs.stall_limits`). The
   limit is counted from the last sign of work, and learned from stalls that ended without a restart.
 
-Possible work does not count as a hang while any rank is within its time limit, in a pause that the script
+Possible work is not treated as a hang while any rank is within its time limit, in a pause that the script
 declared, or under a debugger, because the other ranks may be waiting for that rank.
 
 Holdfast may never see a step of a script that does not join. Anything that such a script does before its
@@ -126,7 +126,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     locked = [each for each in holding if each.role == evidence.LOCKED]
     if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
         return stall_limits.at_floor(view, holding or waiting)
-    # Before the first step, ranks need not wait for each other: the script may serve requests, for example.
+    # Before the first step, ranks might not wait for each other: for example, the script may serve requests.
     apart = stall_limits.are_apart(view, policy) or not any(each.begun for each in watch.ranks)
     alone = len(watch.ranks) == 1 or (apart and not waiting)
     if locked and len(locked) == len(holding) and not certain_hangs.is_repeated(view, locked[0]):

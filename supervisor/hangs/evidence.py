@@ -83,8 +83,8 @@ def waits_for_no_rank(inspection: RankInspection) -> bool:
 
     This is certain if the main thread is running, is in a timed sleep, or does I/O on files that respond, and
     is not in a function where ranks meet. Any other wait, for example for a lock, a pipe, a connection or a
-    child process, can be a wait for another rank. So can using a device or library that hides its waits
-    (`RankInspection.meets_unseen`).
+    child process, can be a wait for another rank. The same applies to the use of a device or
+    library that hides its waits (`RankInspection.meets_unseen`).
     """
     if inspection.meets_unseen or findings(inspection).role not in (WORKS, BUSY, IDLE):
         return False
@@ -105,11 +105,11 @@ def _kind(inspection: RankInspection) -> str:
 def _is_locked(inspection: RankInspection) -> bool:
     """True if all threads wait for locks without a time limit.
 
-    Three kinds of waits do not count:
+    Three kinds of waits are excluded:
 
     - a wait with a time limit, because its thread will run again and may release the others;
     - a wait that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`);
-    - a wait inside an extension, because a thread that Python does not know may end it.
+    - a wait inside an extension, because a thread that Python does not know about may end it.
     """
     return (
         inspection.process_state[:1] == "S"

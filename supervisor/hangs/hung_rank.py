@@ -145,7 +145,7 @@ def _spinning(left: tuple[RankInspection, ...]) -> _Found:
 
 
 def _asleep(left: tuple[RankInspection, ...]) -> _Found:
-    """Return a rank that sleeps while the others spin. On GPUs, the victims wait busily for a kernel."""
+    """Return a rank that sleeps while the others spin. On GPUs, the victims busy-wait for a kernel."""
     by_cpu = sorted(left, key=lambda e: e.cpu_s)
     least, next_s = by_cpu[0], by_cpu[1].cpu_s
     if len(left) < 3 or next_s < _SPIN_S or next_s < _SPIN_RATIO * least.cpu_s:

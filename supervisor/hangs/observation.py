@@ -53,7 +53,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
 
 
 def discount_pause(watch: StallWatch, late_ns: int) -> StallWatch:
-    """Return `watch` with its times moved forward by `late_ns`, for which the supervisor was not running."""
+    """Return `watch` with its times moved forward by `late_ns`, during which the supervisor did not run."""
     moved = tuple(
         replace(
             each,
@@ -104,7 +104,7 @@ def _watched_in_time(before: dict[int, LateRank], view: View, late: frozenset[in
     """Return the ranks that are watched although they are not late.
 
     While other ranks are late, these are the live ranks that have left their loop, because the late ranks may
-    wait for them. Once a rank has finished, they include the ranks that are still in their loop.
+    wait for them. After a rank has finished, they include the ranks that are still in their loop.
     """
     phases = (_ENDS if late else frozenset()) | (_IN_LOOP if _has_left(view) else frozenset())
     found: list[LateRank] = []

@@ -1,4 +1,4 @@
-"""User-facing messages about a group that completes no steps. Pure."""
+"""Write the user-facing messages about a group that completes no steps. Pure."""
 
 from __future__ import annotations
 

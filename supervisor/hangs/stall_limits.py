@@ -1,7 +1,7 @@
 """Compute the time limits for stalls that may be work, counted from the last sign of work. Pure.
 
 A limit grows with each sign of work, with stalls of the same kind that ended without a restart, and with each
-restart at the same place. There is no limit if no rank was seen to wait for another rank.
+restart at the same place. There is no limit if no rank has been seen waiting for another rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from supervisor.view import reports
 from supervisor.view.model import SECOND_NS, LateRank, PastFault, Policy, View
 
 BUSY_FACTOR = 3  # applied to the limit of a rank that computes without visible progress
-MOST_FACTOR = 10  # the most by which signs of work can extend a limit
+MOST_FACTOR = 10  # signs of work can extend a limit to at most this multiple
 LEARNED_FACTOR = 3  # applied to the longest stall of the same kind that ended without a restart
 TWICE_S = 6.0  # the longest time between two inspections, and the longest wait for a second one
 PAUSE_SLACK_S = 1.0  # the limit of a pause may equal a process group's timeout: both default to 30 min
@@ -28,7 +28,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         view.watch.since_ns,
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
-    # If a rank counts as late only after minutes, its steps take minutes, and the limit must not be shorter.
+    # If a rank is late only after minutes, its steps take minutes, and the limit must not be shorter.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from supervisor.hangs import group_reports
 from supervisor.view.model import Fault, LateRank, View
 
-# Replaces the position in the script, so that the user is warned only once, not at each position.
+# These replace the position in the script, so the user is warned only once and not at each position.
 APART = "no rank waits for another"
 UNBEGUN = "before the first step"
 
@@ -20,7 +20,7 @@ class StallVerdict:
     rank: int = -1  # the rank that holds up the others; -1 if it is unknown
     place: str = ""
     work: str = ""  # the kind of work; "" for a certain hang
-    limit_s: float | None = None  # counted from `StallWatch.since_ns`; None: the stall never counts as a hang
+    limit_s: float | None = None  # counted from `StallWatch.since_ns`; None: never treated as a hang
     act_ns: int | None = None  # when the supervisor acts on `fault`; None: never
     warn_ns: int | None = None  # when it warns the user; None: never
     fault: Fault | None = None

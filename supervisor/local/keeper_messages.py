@@ -1,9 +1,9 @@
 """Messages between the keeper (`holdfast run`) and the supervisor of a local run.
 
-Each message is one JSON line on a socket pair. The supervisor sends requests, and it is safe to repeat each
-of them. The keeper sends its whole state to a new supervisor, at every change, and after every request except
-`Alive`. Each side ignores unknown fields, because an upgrade of Holdfast during a run can start a supervisor
-that is newer than the keeper.
+Each message is one JSON line on a socket pair. The supervisor sends requests, which are safe to repeat. The
+keeper sends its whole state to a new supervisor, at every change, and after every request except `Alive`.
+Each side ignores unknown fields, because an upgrade of Holdfast during a run can start a supervisor that is
+newer than the keeper.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StopRun:
 class Finish:
     """The run has ended. `code` is the exit code of `holdfast run`.
 
-    `completion` has the parts of `why`, if the script has finished and they are known.
+    `completion` has the parts of `why` if the script has finished and the parts are known.
     """
 
     code: int

@@ -109,7 +109,7 @@ def _stop_on_signals() -> asyncio.Event:
 def _make_job(
     settings: Settings, backend: LocalBackend, connections: MemberServer, measured: event_loop.Lag
 ) -> Job:
-    """Take the leadership of the run and return its job."""
+    """Take over leadership of the run and return its job."""
     run = RunDir(settings.run_dir)
     lead = leadership.take_over(run.path / leadership.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
@@ -149,7 +149,7 @@ def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
 async def _publish(job: Job) -> None:
     """Publish the status at every tick, and as soon as a sidecar has connected or disconnected.
 
-    Raises `Deposed` once another supervisor leads the run.
+    Raises `Deposed` when another supervisor leads the run.
     """
     while job.publisher.deposed is None:
         with suppress(asyncio.TimeoutError):

@@ -1,11 +1,13 @@
 """The formulas of a plan. Pure.
 
-Faults are independent of each other and of the age of the nodes (a Poisson process), and occur only while
-the job trains. Each lost node is repaired at once, independently of the others. A standby does not fail.
-With these assumptions, missing nodes are like busy lines of a telephone exchange (M/G/c/c): training stops
-while all standbys and one more node are missing, and a call that finds all lines busy is lost, because
-nothing fails while the job waits. Erlang's formula B holds for any distribution of the repair times
-(Sevastyanov, 1957).
+The formulas assume that faults are independent of each other and of the age of the nodes (a Poisson process),
+and that they occur only while the job trains. The repair of each lost node begins at once, independently of
+the others. A standby does not fail.
+
+With these assumptions, missing nodes behave like the busy lines of a telephone exchange (M/G/c/c). Training
+stops while all standbys and one more node are missing. Nothing fails while the job waits, just as a call that
+finds all lines busy is lost. Erlang's formula B holds for any distribution of the repair times (Sevastyanov,
+1957).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def ready(inputs: SizingInputs, standbys: int) -> float:
 
 
 def young(cost_s: float, between_s: float) -> float:
-    """Return the interval between checkpoints that loses the least training time.
+    """Return the interval between checkpoints that costs the least training time.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
     Checkpoints every T cost `cost_s` / T of the time, and a loss costs T / 2 of training. Daly's refinement
@@ -41,13 +43,13 @@ def young(cost_s: float, between_s: float) -> float:
 
 
 def checkpoints(inputs: SizingInputs) -> CheckpointPlan:
-    """Return when to write checkpoints, which are needed only after the loss of all copies in memory."""
+    """Return when to write checkpoints, which are needed only if all copies in memory are lost."""
     write_s = inputs.write_s
     cost_s = write_s * inputs.slowdown
-    # A pair: the node with the other copy is lost before the next step has made a new one.
+    # The probability that the node with the other copy is lost too, before the next step has made a new copy.
     exposed_s = inputs.detection_s + inputs.recovery_s + inputs.step_s
     peer_too = -math.expm1(-exposed_s * inputs.node_loss / inputs.mtbf_s)
-    # A single node has no peer, so its loss takes its only copy.
+    # A single node has no peer, so the only copy is lost with it.
     unlucky = inputs.loss_rate * (peer_too if inputs.nodes > 1 else 1.0)
     all_copies_s = 1.0 / (1.0 / inputs.outage_s + unlucky)
     return CheckpointPlan(
@@ -62,12 +64,13 @@ def checkpoints(inputs: SizingInputs) -> CheckpointPlan:
 def outlook(inputs: SizingInputs, standbys: int) -> Outlook:
     """Return what to expect with `standbys`.
 
-    All terms are first computed per second of training, in which faults occur: the part of it that is
-    overhead or is trained again, and the time that the job is stopped in addition.
+    All terms are first computed per second of training, because faults occur only while the job trains. They
+    are the part of this second that is overhead or has to be repeated, and the additional time for which the
+    job is stopped.
     """
     plan = checkpoints(inputs)
     missing = erlang_b(standbys, inputs.offered)
-    mean_wait_s = inputs.refill_s / (standbys + 1)  # the first of the missing nodes ends the wait
+    mean_wait_s = inputs.refill_s / (standbys + 1)  # the first node that comes back ends the wait
     waiting = inputs.loss_rate * missing * mean_wait_s
     recovering = inputs.fault_rate * (inputs.detection_s + inputs.recovery_s)
     overhead = plan.cost_s / plan.interval_s
@@ -77,7 +80,7 @@ def outlook(inputs: SizingInputs, standbys: int) -> Outlook:
     reading = outages * plan.write_s
     lost_steps = inputs.fault_rate * inputs.step_s
     wasted = overhead + repeated + lost_steps
-    # With more waste than time, nothing useful remains; the shares still add up to 1.
+    # If all of the time is wasted, nothing useful remains, and the shares must still add up to 1.
     shrink = 1.0 / max(1.0, wasted)
     elapsed = 1.0 + waiting + recovering + reading
     ettr = max(0.0, 1.0 - wasted) / elapsed

@@ -14,7 +14,7 @@ class SizingInputs:
     Attributes:
         nodes: The nodes that train; standbys are additional.
         mtbf_s: The mean time between faults of one node while it trains.
-        node_loss: The share of the faults that take the node away. The others are recovered in place.
+        node_loss: The share of faults in which the node is lost. The job recovers from all others in place.
         repair_s: The mean time until a lost node is back.
         replacement_s: The mean time until another node takes its place; None if there are no other nodes.
         detection_s: The time from a fault to its detection.
@@ -23,7 +23,7 @@ class SizingInputs:
         state_bytes: The size of a checkpoint.
         bandwidth: The bytes per second at which the job writes and reads a checkpoint.
         slowdown: The share of the training speed that is lost while a checkpoint is written.
-        outage_s: The mean time between events that take all copies of the state in memory.
+        outage_s: The mean time between events that destroy all copies of the state in memory.
         gpu_hour_cost: The price of a GPU hour; None if unknown.
     """
 
@@ -58,7 +58,7 @@ class SizingInputs:
 
     @property
     def refill_s(self) -> float:
-        """The mean time until a lost node is made good, by its repair or by another node."""
+        """The mean time until a lost node is repaired or replaced by another node."""
         return self.repair_s if self.replacement_s is None else min(self.repair_s, self.replacement_s)
 
     @property
@@ -80,8 +80,8 @@ class CheckpointPlan:
 
     Attributes:
         interval_s: The recommended interval between the starts of two checkpoints.
-        write_s: The time to write one, which is the shortest possible interval.
-        cost_s: The training time that one costs.
+        write_s: The time to write a checkpoint, which is the shortest possible interval.
+        cost_s: The training time that a checkpoint costs.
         all_copies_s: The mean time between losses of all copies of the state in memory.
         without_copies_s: The interval that the job would need if its only copies were its checkpoints.
     """
@@ -95,11 +95,13 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What to expect with a number of standbys. Shares are of the elapsed time, and add up to 1 with `ettr`.
+    """What to expect with a number of standbys.
+
+    The shares are fractions of the elapsed time. Together with `ettr`, they add up to 1.
 
     Attributes:
         ready: The probability that a lost node finds a standby.
-        mean_wait_s: The mean wait of a lost node that finds none.
+        mean_wait_s: The mean wait for a node if a node is lost and no standby is left.
         standbys_per_day: The cost of the standbys per day, in GPU hours, or in money if the price is known.
         waiting_per_day: The cost of the job's GPUs while they wait, in the same unit.
         cost: What one useful GPU hour costs, in the same unit.

@@ -28,7 +28,7 @@ def plan(inputs: SizingInputs, least_rows: int = 0) -> SizingPlan:
 
 def recommended(inputs: SizingInputs) -> int:
     """Return the number of standbys with the cheapest useful GPU hour; 0 if nothing helps."""
-    # With six standard deviations more than are missing on average, waiting costs less than any standby.
+    # Beyond six standard deviations above the mean number of missing nodes, one more standby never pays off.
     most = min(MOST, math.ceil(inputs.offered + 6.0 * math.sqrt(inputs.offered) + 6.0))
     return min(range(most + 1), key=lambda standbys: outlook(inputs, standbys).cost)
 

@@ -1,6 +1,6 @@
-"""Published figures of large trainings, and the assumptions where nothing is published. Pure.
+"""Published figures from large training runs, and assumptions where nothing is published. Pure.
 
-Each default of `holdfast plan` is computed from one of these figures, or is named as an assumption.
+Each default of `holdfast plan` is computed from one of these figures, or is marked as an assumption.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ OUTAGE_S = LLAMA_3_DAYS / LLAMA_3_INTERVENTIONS * DAY_S
 STATE_PER_GPU = LLAMA_3_STATE_PER_GPU
 BANDWIDTH_PER_GPU = LLAMA_3_BANDWIDTH_PER_GPU
 
-# The limits that Holdfast is built for: 7 s from a node's loss of power to the first new step, one step lost.
+# Holdfast is built for these limits: 7 s from a node's power loss to the first new step, and one lost step.
 DETECTION_S = 5.0
 RECOVERY_S = 2.0
 
-# Assumptions, because the publications that we know have no figure. Alibaba's C4 (arXiv 2406.04594) reports
-# only that finding a faulty node takes hours to days.
+# Assumptions, because we know of no published figures. Alibaba's C4 (arXiv 2406.04594) reports only that
+# finding a faulty node takes hours to days.
 REPAIR_S = 2 * DAY_S
 STEP_S = 6.0
 CHECKPOINT_SLOWDOWN = 0.1  # the share of the training speed that is lost while a checkpoint is written

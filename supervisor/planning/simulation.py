@@ -1,4 +1,4 @@
-"""Simulate faults, repairs, standbys and checkpoints one event after the other. Pure: chance is an argument.
+"""Simulate faults, repairs, standbys and checkpoints event by event. Pure: the random source is an argument.
 
 The simulation follows the job through time, and uses none of the formulas except for the checkpoint interval.
 """
@@ -16,12 +16,12 @@ from supervisor.planning.model import SizingInputs
 EVENTS = 20_000
 _BATCHES = 20
 
-Chance = Callable[[], float]  # returns a number from 0 to 1, without 1
+Chance = Callable[[], float]  # returns a number in [0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation measured. The errors are standard errors, from batches of events.
+    """What a simulation measured. The errors are standard errors, estimated from batches of events.
 
     Attributes:
         ready: The share of the lost nodes that found a standby; 1 if none was lost.
@@ -44,7 +44,7 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Job:
-    """A job that trains. `back_at_s` are the times at which lost nodes are back, as a heap."""
+    """A job that trains. `back_at_s` is a heap of the times at which lost nodes come back."""
 
     inputs: SizingInputs
     chance: Chance
@@ -68,7 +68,7 @@ class _Job:
         self.totals.elapsed_s += spent_s
 
     def lose_node(self, at_s: float) -> None:
-        """Take a standby in place of the lost node, or wait for the first node that is back."""
+        """Replace the lost node with a standby, or wait for the first node that comes back."""
         self.losses += 1
         mean_s = self.inputs.refill_s
         heapq.heappush(self.back_at_s, at_s + (mean_s if self.fixed_repairs else _draw(mean_s, self.chance)))

@@ -5,7 +5,7 @@ A decision is written before it is carried out, but does not wait long for the d
 newline come from a write that a kill or a full disk cut short, and are ignored.
 
 A complete line is unreadable if it is damaged or from a later version. The supervisor skips such a line,
-falls back on the previous one, and still starts. Fields that a later version added are ignored.
+falls back to the previous one, and still starts. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class JsonFileReader:
         self._content: dict[str, Any] | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return what `read` returns, from the cache if possible. The caller must not change the result."""
+        """Return the content as `read` does, from the cache if possible. The caller must not change it."""
         try:
             status = self._path.stat()
         except OSError:

@@ -114,7 +114,7 @@ def _count_up(path: Path, known: int, own: int) -> int:
         if found > own:
             raise Deposed(own, found)
         epoch = max(found, known) + 1
-        # Not synced, because storage that hangs must not keep the next supervisor from starting. The deposed
+        # Not synced, because hung storage must not keep the next supervisor from starting. The deposed
         # supervisor sees the number anyway, and after a power loss, the journal has the epoch of each
         # decision.
         os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, epoch), 0)

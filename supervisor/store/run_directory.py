@@ -82,7 +82,7 @@ class RunDir:
         json_file.replace(self.run_file, run, sync=True)
 
     def write_incident(self, incident: Mapping[str, Any]) -> None:
-        """Replace the file of one incident atomically, and durably once the incident is closed.
+        """Replace the file of one incident atomically, and durably if the incident is closed.
 
         Raises `OSError`. The journal also contains an open incident, so a durable write is not needed until
         it is closed. The two fsyncs would delay the orders that follow from the decision.
@@ -138,7 +138,7 @@ class RunDir:
         return is_held(self.path / "lock")
 
     def name_latest(self, directory: Path) -> None:
-        """Make `holdfast-runs/latest` in `directory` point to this run. Call this once the run has begun."""
+        """Make `holdfast-runs/latest` in `directory` point to this run. Call this after the run has begun."""
         with suppress(OSError):  # the link is only a convenience, so a read-only directory is not an error
             _point(directory / RUNS, self.path)
 
@@ -215,7 +215,7 @@ def find_living(path: Path | None, directory: Path, command: str) -> RunDir:
 
 
 def _runs(runs: Path) -> list[Path]:
-    """Return the directories of the runs in `runs`, and that of the latest run even if it is elsewhere."""
+    """Return the directories of the runs in `runs`, and of the latest run even if it is elsewhere."""
     try:
         found = {each.resolve() for each in runs.iterdir() if _is_readable_run(each)}
     except OSError:
@@ -261,7 +261,7 @@ def _make(path: Path) -> list[Path]:
     if path.is_dir():
         return []
     if path.exists() or path.is_symlink():
-        raise BadInput(f"run directory {str(path)!r} is a file: name a directory, which need not exist")
+        raise BadInput(f"run directory {str(path)!r} is a file: name a directory; it does not have to exist")
     missing = [path, *(each for each in path.parents if not each.exists())]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)

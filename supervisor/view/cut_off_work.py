@@ -33,8 +33,8 @@ from supervisor.view.model import (
     Wait,
 )
 
-LONG_S = 0.25  # shorter tails do not count: a load spike can stretch microseconds to a tenth of a second
-USUAL_FACTOR = 5.0  # work counts if it takes longer than this multiple of the median duration
+LONG_S = 0.25  # shorter tails are ignored: a load spike can stretch microseconds to a tenth of a second
+USUAL_FACTOR = 5.0  # work is unusual if it takes longer than this multiple of the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
 _MAX_LISTED = 3  # how many places of cut-off work one line lists
 
@@ -149,7 +149,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     """Return the work that a restart would cut off now.
 
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
-    count:
+    are included:
 
     - work in any phase where the script raised an exception;
     - a declared pause of any length, if the rank is still in it or an exception ended it;
@@ -226,7 +226,7 @@ def void_states(view: View) -> frozenset[tuple[int, int]]:
 def publishable_step(view: View, member: MemberView) -> int:
     """Return the step whose checkpoint `member` may publish; -1 while a rank could still make the step void.
 
-    Before a rank commits a step, it checks whether its state has changed since the previous commit. Once all
+    Before a rank commits a step, it checks whether its state has changed since the previous commit. After all
     ranks have committed the next step, the member's step can therefore no longer become void.
     """
     report = member.report
@@ -276,7 +276,7 @@ def _is_long(at: RankProgress) -> bool:
 
 
 def _is_unusual(work: UncommittedWork) -> bool:
-    """True if the work takes longer than in other steps. In a declared pause, any duration counts."""
+    """True if the work takes longer than in other steps. In a declared pause, there is no minimum."""
     return work.seconds > max(0.0 if work.declared else LONG_S, USUAL_FACTOR * work.usual_s)
 
 

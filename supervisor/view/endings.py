@@ -1,7 +1,7 @@
 """Classify how a rank's process ended, as a kind of fault, a signature and a description. Pure.
 
 When a rank dies, the others fail within milliseconds in the collective that it never joined. Their tracebacks
-are long and do not show the cause, so a rank that failed in a collective counts as a victim.
+are long and do not show the cause, so a rank that failed in a collective is treated as a victim.
 """
 
 from __future__ import annotations

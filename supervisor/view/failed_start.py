@@ -2,7 +2,7 @@
 
 Resuming from an older state makes all newer states void. This must not take effect before the group has
 completed a step from the older state, because if that state is damaged or its holder dies, a newer state may
-be all that remains. The reason for going back still holds: a bad number limits the usable states as before,
+be all that remains. The reason for going back remains valid: a bad number limits the usable states as before,
 and work that was cut off is either repeated or reported.
 """
 
@@ -77,9 +77,9 @@ def is_from_scratch(memory: JobState, step: int) -> bool:
 
 
 def without_failed_start(view: View) -> JobState:
-    """Return the job's state.
+    """Return the job's state without the changes that a failed start has made.
 
-    If its generation has completed no step, undo what the generation's start changed.
+    If the generation has completed a step, nothing is undone.
     """
     memory = view.memory
     known = memory.unbegun

@@ -17,7 +17,7 @@ from supervisor.view.model import Fault, MemberView, Policy, View
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-# Signatures of failed restores whose cause casts no doubt on the state, which stays usable.
+# Signatures of restores that failed for a reason that casts no doubt on the state, so it stays usable.
 OTHER_RESTORE = "restore"
 VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 
@@ -90,7 +90,7 @@ def first_silent_member(view: View) -> Fault | None:
 def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
     why = "its processes are gone" if gone else "it has stopped reporting"
-    # The silence of a member begins late for a new leader.
+    # A new leader starts to count the silence of its members later.
     awaited_s = member.awaited_s if member is not None and member.silent_s <= 0 else 0.0
     if not gone and awaited_s:
         why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"
@@ -247,7 +247,7 @@ def root_cause(faults: tuple[Fault, ...]) -> Fault:
 def explanation(view: View, found: tuple[Fault, ...]) -> Fault:
     """Return the fault that explains the others.
 
-    If only victims are known, it is the loss of a silent member, if there is one.
+    If only victims are known and a member is silent, this is the loss of that member.
     """
     cause = root_cause(found)
     if is_only_victim(cause):
@@ -256,7 +256,7 @@ def explanation(view: View, found: tuple[Fault, ...]) -> Fault:
 
 
 def is_only_victim(cause: Fault) -> bool:
-    """True if the fault is only the effect of another one, which is not known."""
+    """True if the fault is only the effect of another, unknown fault."""
     return cause.kind == "victim" or cause.doubtful
 
 

@@ -1,15 +1,15 @@
 """Classify members: which ones report, can be controlled, are usable, or may come back. Pure.
 
-A member whose connection is silent counts as lost after `--member-timeout`. On a cluster, three observations
-change this time:
+A member whose connection is silent is considered lost after `--member-timeout`. On a cluster, three
+observations change this time:
 
-- If another member completes steps, the silent member takes part in them. The time therefore begins at the
-  last step. Ranks that do not wait for each other could hide a lost member forever, so this is limited to
-  `TIMEOUTS` timeouts.
+- If other members complete steps, the silent member must be taking part in them. The time therefore starts at
+  the last step. Ranks that do not wait for each other could hide a lost member forever, so the member is lost
+  after `TIMEOUTS` timeouts in any case.
 - If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
   `_lost_host_in_s`.
-- If the member's connection is closed, or it does not connect to a new leader as the others do, the group has
-  stopped, and a standby is ready, the standby takes its place. See `_replaced_in_s`.
+- If the group has stopped and a standby is ready, the standby replaces a member whose connection is closed,
+  or that does not connect to a new leader as the others do. See `_replaced_in_s`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
-MUTE_S = 2.5  # after this silence, a new sidecar still has time to report before the member is lost
-# A host is lost this long after the last sign of life: its report, or a step of the others, which they report
-# up to half a second after the power loss. The loss is therefore noticed within 5 s.
+MUTE_S = 2.5  # a sidecar this silent is replaced; the new one has time to report before the member is lost
+# A host is considered lost this long after the last sign of life: a report of its own, or a step of the other
+# members, which report the step up to half a second after the power loss. The loss is therefore noticed
+# within 5 s.
 LOST_HOST_S = 3.0
-UNANSWERED_S = 2.0  # two probes, one after the other: a single packet can be lost
+UNANSWERED_S = 2.0  # two probes in a row, because a single packet can be lost
 CLOSED_S = 3.0  # after this time without its sidecar, a member of a stopped group is replaced by a standby
 SLOWEST = 2  # see `_connects_in_s`
-TIMEOUTS = 10  # a silent member of a group that completes steps is lost after so many times the timeout
+TIMEOUTS = 10  # a silent member of a group that completes steps is lost after this many timeouts
 RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
 
 
@@ -76,7 +77,7 @@ def is_lost(view: View, member: MemberView, policy: Policy) -> bool:
 
 
 def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return how many more seconds a member can be silent before it counts as lost; 0 if it is gone.
+    """Return how many more seconds a member can be silent before it is considered lost; 0 if it is gone.
 
     A new member that has never reported has as much time as the group has to form.
     """
@@ -101,7 +102,7 @@ def _return_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 
 def has_lost_host(view: View, member: MemberView) -> bool:
-    """True if a member that exists is lost because its host is."""
+    """True if a member that still exists is lost because its host is lost."""
     if not member.exists or member.name not in view.memory.seats or not _is_silent(member):
         return False
     return _lost_host_in_s(view, member, _lifeless_s(view, member)) <= 0
@@ -117,8 +118,8 @@ def _is_silent(member: MemberView) -> bool:
 def _lifeless_s(view: View, member: MemberView) -> float:
     """Return the time since the last sign of life of a silent member: its report, or a step of the group.
 
-    The silence of a member begins late for a new leader, to give the member time to connect. But a member
-    that could connect would have a host that answers.
+    A new leader starts to count the silence of its members later, to give them time to connect. If a member's
+    host does not answer, the member cannot connect, so the time without answers counts as silence.
     """
     silent_s = member.silent_s
     if member.report is None and member.unanswered_s:
@@ -128,14 +129,14 @@ def _lifeless_s(view: View, member: MemberView) -> float:
 
 
 def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:
-    """Return in how many seconds a silent member's host counts as lost; infinity without the evidence.
+    """Return in how many seconds a silent member's host is considered lost; infinity without evidence.
 
-    The evidence has three parts, because each of them has other causes:
+    The evidence has three parts, because each part alone can have other causes:
 
-    - The host does not answer. The network between it and the supervisor could be at fault instead.
-    - The ranks of a member that reports are late, unless there is no step that they could complete. They
-      would be on time if only the supervisor did not reach the host.
-    - Most members of the group report. Otherwise, the supervisor may be cut off.
+    - The host does not answer. The cause can also be the network between the host and the supervisor.
+    - Ranks of a member that reports are late, unless there is no step that they could complete. If only the
+      supervisor could not reach the host, they would be on time.
+    - Most members of the group report. If they do not, the supervisor itself may be cut off.
     """
     if not member.unanswered_s:
         return math.inf
@@ -150,14 +151,14 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
     """Return in how many seconds a standby replaces a member without a connection; infinity if none does.
 
     The kernel closes the connections of processes that are killed. If all processes of a node are killed,
-    nothing else reports it. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group
-    that has stopped can continue sooner without this member. While the group trains, nothing is concluded.
-    Nor is it while more members must be replaced than standbys are ready: the group could not continue. The
-    member's state is not given up: if only it may hold the newest one, it is waited for as without this rule
-    (`recoverable_members`).
+    this is the only sign. If only the sidecar is gone, the kubelet restarts it within 10 s, but a group that
+    has stopped can continue sooner without this member. A closed connection is ignored while the group
+    trains. It is also ignored while more members must be replaced than standbys are ready, because the group
+    could not continue. The member's state is not given up: if the newest state may be only in its memory, the
+    group still waits for it (`recoverable_members`).
 
-    A member that has not reported to a new leader had a connection to the previous one, which may have ended
-    together with it. It has more time than the others needed (`_connects_in_s`).
+    A member that has not reported to a new leader may have ended together with the previous leader, or may
+    still be connecting. It gets more time than the others needed (`_connects_in_s`).
     """
     if not policy.members_created_externally or view.memory.phase != "securing" or member.connected:
         return math.inf
@@ -170,8 +171,8 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
 def _connects_in_s(view: View, member: MemberView) -> float:
     """Return in how many seconds a member should have reported to a new leader, given when the others did.
 
-    Once the slowest of them has reported, it has `SLOWEST` times as long again, and at least `CLOSED_S`. A
-    leader of thousands of members needs tens of seconds to accept all of their connections.
+    After the slowest of them has reported, the member gets `SLOWEST` times as long again, and at least
+    `CLOSED_S`. A leader of thousands of members needs tens of seconds to accept all of their connections.
     """
     took_s = max(0.0, member.awaited_s - (view.now_ns - _others(view).first_ns) / SECOND_NS)
     return took_s + max(CLOSED_S, SLOWEST * took_s) - member.awaited_s
@@ -179,14 +180,14 @@ def _connects_in_s(view: View, member: MemberView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """What the reports of the members with ranks say about those that are silent."""
+    """What the reports of the members with ranks show about the silent ones."""
 
     reporting: int  # how many report
     unusable: int  # how many do not report, are about to end, or cannot be controlled
     stepped_ns: int  # when the supervisor last received a new step from one of them; 0 for never
-    first_ns: int  # when the last of those that ever reported did so for the first time; 0 for never
-    standbys: int  # how many members without ranks could take a place now
-    are_late: bool  # a rank of one that reports has made no progress for longer than its steps take
+    first_ns: int  # the latest time at which one of them reported for the first time; 0 for never
+    standbys: int  # how many members without ranks could take over ranks now
+    are_late: bool  # a rank of a reporting member has made no progress for longer than its steps take
 
 
 @by_identity(2)
@@ -269,6 +270,6 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def next_timeout_s(view: View, policy: Policy, at_most_s: float) -> float:
-    """Return the seconds until the next silent member counts as lost, but at most `at_most_s`."""
+    """Return the seconds until the next silent member is considered lost, but at most `at_most_s`."""
     timeouts_s = [timeout_left_s(view, m, policy) for m in view.members]
     return max(0.01, min([at_most_s, *(each for each in timeouts_s if each > 0)]))

@@ -132,7 +132,7 @@ class UndoneWork:
 
 @dataclass(frozen=True, slots=True)
 class VoidStep:
-    """A step whose private state a rank changed after the commit, so that no copy contains the change."""
+    """A step whose private state a rank changed after the commit, so no copy contains the change."""
 
     generation: int
     step: int
@@ -176,7 +176,7 @@ class ResumePoint:
     sources: tuple[StateSource, ...] = ()
     holders: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    # the number of ranks that saved the state, if the group has another number now; otherwise 0
+    # the number of ranks that saved the state, if the group has another number now; 0 if not
     world_size: int = field(default=0, metadata=added())
 
 
@@ -185,8 +185,8 @@ class GroupSize:
     """The size of the group from one generation on, until the next entry.
 
     Ranks are numbered without gaps, so a rank of another size can have another number. Element i of `carried`
-    is the position, in the previous size, of the member whose ranks' private states the i-th member went on
-    with; -1 if it was new.
+    is a position in the previous size: the i-th member continued with the private states of the ranks that
+    were there. It is -1 if the member was new.
     """
 
     generation: int
@@ -250,7 +250,7 @@ class JobState:
     skip: tuple[int, ...] = ()
     incident: OpenIncident | None = None
     incidents: int = 0
-    looks: int = 0  # inspections of stacks, including those of stalls that did not become hangs
+    looks: int = 0  # inspections of stacks, including inspections for stalls that did not become hangs
     settled: bool = False
     stop: StopRequest = ""
     first: FirstSignal = ""  # the signal or request that ranks receive before SIGTERM: see `LauncherOrder`
@@ -276,19 +276,19 @@ class JobState:
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
     end: End | None = (
-        None  # an end that no user requested; it is carried out once the state, if any, is saved
+        None  # an end that no user requested; it is carried out after the state, if any, is saved
     )
     # the members without ranks that existed when the run's end was decided, and were ordered to end too; used
     # only on a cluster, where the Supervision contains them
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
-    # how many members fewer than the run's full size the group has (`Policy.min_members`)
+    # how many members the group lacks compared with the run's full size (`Policy.min_members`)
     reduced_by: int = field(default=0, metadata=added())
     sizes: tuple[GroupSize, ...] = field(
         default=(), metadata=added()
     )  # the changes of the size, oldest first
-    # True once all ranks have reported that the script can go on with another number of ranks
+    # True after all ranks have reported that the script can run with another number of ranks
     resizable: bool = field(default=False, metadata=added())
     # the members that have made the group larger, until it completes a step
     joined: tuple[str, ...] = field(default=(), metadata=added())
@@ -316,10 +316,10 @@ class Departure:
     """The announcement that a member is about to end. `why` is a clause, such as "node n1 is drained"."""
 
     why: str
-    ends_ns: int = 0  # when the member ends at the latest; 0: unknown
-    # Its processes have already been asked to end. Without a standby, it therefore counts as lost.
+    ends_ns: int = 0  # the latest time at which the member ends; 0: unknown
+    # Its processes have already been asked to end. Without a standby, it is therefore considered lost.
     has_begun: bool = False
-    # Its node is only suspected to be faulty. Without ranks, the member is therefore still a last choice.
+    # Its node is only suspected to be faulty. Without ranks, the member can still get ranks as a last resort.
     may_stay: bool = False
 
 
@@ -334,14 +334,14 @@ class MemberView:
     report: MemberReport | None = None
     heard_ns: int = 0  # when this supervisor received the member's first report
     well_ns: int = 0  # when the member last reported that its launcher responds
-    # True while the backend lists the member, even if it counts as lost and `exists` is therefore False
+    # True while the backend lists the member, even if it is considered lost and `exists` is therefore False
     is_listed: bool = field(default=False, metadata=UNRECORDED)
     # On a cluster: when the supervisor last received a new step of one of its ranks; 0 for never
     stepped_ns: int = field(default=0, metadata=UNRECORDED)
     # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
     # or if nothing is known
     unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
-    # On a cluster: for how long this supervisor has waited for its first report; 0.0 once there is one
+    # On a cluster: for how long this supervisor has waited for its first report; 0.0 after it has arrived
     awaited_s: float = field(default=0.0, metadata=UNRECORDED)
     # set if the member is about to end; used only on a cluster
     departure: Departure | None = field(default=None, metadata=UNRECORDED)
@@ -474,7 +474,7 @@ class View:
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
-    # True if the newest decision could not be recorded, so that a next supervisor would not know it
+    # True if the newest decision could not be recorded, so the next supervisor would not know it
     unrecorded: bool = field(default=False, metadata=added())
 
     def member(self, name: str) -> MemberView | None:
@@ -506,7 +506,7 @@ class Policy:
     loss_jump_fault: bool = False  # True: a jump of the loss is a fault; False: only a warning
     patience_s: float = defaults.PATIENCE_S  # how long a rank waits for its peers
     member_timeout_s: float = defaults.MEMBER_TIMEOUT_S
-    hang_floor_s: float = 0.0  # the user's limit after which a late rank counts as hanging; 0: not given
+    hang_floor_s: float = 0.0  # the user's limit after which a late rank is treated as hung; 0: not given
     # how long a rank may go without a step and without a sign of work
     stall_limit_s: float = defaults.STALL_LIMIT_S
     look_s: float = 4.0  # limit for the inspection of a late rank
@@ -525,7 +525,7 @@ class Policy:
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
     # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
     has_storage: bool = field(default=True, metadata=UNRECORDED)
-    # without a standby for a lost member, the group goes on with at least this many members; 0: it waits
+    # without a standby for a lost member, the group continues with at least this many members; 0: it waits
     min_members: int = field(default=0, metadata=added())
 
 
@@ -575,7 +575,7 @@ class Secure:
     faults: tuple[Fault, ...]
     just_in_time: bool  # replaced by `MemberOrder.just_in_time`; kept because journals contain it
     why: str
-    end: End | None = None  # how the run ends once the secured state is on storage
+    end: End | None = None  # how the run ends when the secured state is on storage
 
 
 @dataclass(frozen=True, slots=True)

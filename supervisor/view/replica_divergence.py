@@ -3,8 +3,8 @@
 The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
 member seals its snapshots, that is, it computes their checksums. It seals steps that are multiples of a power
 of two, so that all members seal the same steps. If the seals of a step differ, the members outside the
-majority are corrupt. A majority is more than half of the whole group, so neither of two members can be
-blamed.
+majority are corrupt. A majority is more than half of the whole group, so in a group of two members, neither
+can be blamed.
 
 The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
 the replicas have matched on all members at `AGREED` earlier steps. If the replicas still differ after

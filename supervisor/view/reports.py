@@ -114,7 +114,7 @@ def furthest_step(view: View) -> int:
 def is_furthest_step_reported(view: View) -> bool:
     """True if a member that still exists reports the progress of the current generation.
 
-    Otherwise `furthest_step` relies on the journal or on the last reports of members that no longer exist,
+    If not, `furthest_step` relies on the journal or on the last reports of members that no longer exist,
     and can be too low.
     """
     present = replace(view, members=tuple(each for each in view.members if each.exists))
@@ -135,7 +135,7 @@ def reports(view: View) -> tuple[MemberReport, ...]:
 def last_progress(view: View) -> list[RankProgress]:
     """Return the last reported progress of the members with ranks, possibly of an earlier generation.
 
-    A member that has lost its ranks to another one may still be there and report, for example because its
+    A member that has lost its ranks to another one may still exist and report, for example because its
     pod cannot be deleted before its node is back.
     """
     return [

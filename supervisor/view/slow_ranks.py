@@ -1,16 +1,16 @@
 """Find slow ranks, how slow they are, and since when. Slow ranks are reported, not restarted. Pure.
 
 Each sidecar measures its ranks' own times over a window (`sidecar.watch.compute_time`). The time of each rank
-is compared with the median of the other ranks. A rank counts as slow if even the fastest part of its window
+is compared with the median of the other ranks. A rank is slow if even the fastest part of its window
 exceeds `FACTOR` times that median, and the rank is slower than the median by enough to matter. It stays slow
 until its average falls below `END_FACTOR` times the median. While the times of a rank or of its peers are
-unknown, nothing changes.
+unknown, its status does not change.
 
 False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
 window in 10^11 raises a false alarm. If one step in five takes 5x and all others take 1x, about one window in
 30,000 raises one. The more the step times of a rank vary, the slower the rank must be to be found in its
 first window. With step times that are distributed evenly between 1x and 5x, it must take 2.5 times as long as
-its peers; if all steps take equally long, 1.5 times as long.
+its peers, and 1.5 times as long if all steps take equally long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.view.model import View
 
 FACTOR = 1.5
 END_FACTOR = 1.25
-MIN_SHARE = 0.1  # the smallest difference that counts, as a share of the step time
+MIN_SHARE = 0.1  # the smallest difference that matters, as a share of the step time
 MIN_DIFFERENCE_S = 0.001  # smaller differences come from the scheduling of processes on shared cores
 
 

@@ -1,8 +1,8 @@
-"""Find a rank that did fewer steps than its peers and thereby caused their connection errors. Pure.
+"""Find a rank that did fewer steps than its peers, which caused their connection errors. Pure.
 
 A rank that exits with code 0 is not a fault in itself, but if its peers still need it, they fail in a
 collective. The rank's last progress then explains the failure: it had either finished its loop or exited in
-mid-step.
+the middle of a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Decide whose report is decoded next: namespaces, and the jobs of each, have equal shares of the time.
+"""Decide whose report is decoded next.
+
+Namespaces get equal shares of the decoding time, and so do the jobs of each namespace.
 
 Decoding blocks the event loop. After a fault, all members of a job, or of many jobs, report at once. asyncio
 would serve all of their sockets before looking for other events, which takes more than a second with 1,000
@@ -16,11 +18,11 @@ from dataclasses import dataclass, field
 from supervisor.controller.limits.owner import ReportOwner
 
 TURN_S = 0.02  # the time spent on decoding before other work may run
-COUNTED_S = TURN_S / 2  # a callback in each iteration, to count anew, would cost a tenth of a small report
+COUNTED_S = TURN_S / 2  # below this, no callback resets the count: it would cost a tenth of a small report
 SECONDS_PER_BYTE = 5e-8  # an estimate, used to put several small reports into one turn
 LEAST_S = 5e-5  # the estimate for the smallest report
 # A report that takes longer than a turn delays everyone, no matter whose turn it is, so this excess is
-# limited for each namespace. The reports of a member that trains cause no excess, even with 512 ranks (4 ms).
+# limited for each namespace. Reports of a training member cause no excess, even with 512 ranks (4 ms).
 EXCESS_RATE = 0.2  # seconds per second
 EXCESS_BURST_S = 2.0
 
@@ -75,14 +77,14 @@ class FairQueue:
         return bool(self._namespaces)
 
     def add(self, report: WaitingReport) -> None:
-        """Add a report. A namespace or job without waiting reports begins level with the one served last."""
+        """Add a report. A namespace or job that had none waiting starts level with the one served last."""
         owner = report.owner
         namespace = self._namespaces.setdefault(owner.namespace, _Queue(self._had_s))
         least_s = min((each.had_s for each in namespace.jobs.values()), default=0.0)
         namespace.jobs.setdefault(owner.job, _Queue(least_s)).reports.append(report)
 
     def take(self, now_s: float) -> WaitingReport | None:
-        """Return the report whose turn it is; None if none waits, or if excess keeps all of them waiting."""
+        """Return the report whose turn it is; None if no report waits, or if excess delays all of them."""
         while True:
             ready = [name for name in self._namespaces if self.wait_s(name, now_s) <= 0]
             if not ready:
@@ -107,7 +109,7 @@ class FairQueue:
         return found
 
     def charge(self, report_owner: ReportOwner, took_s: float, expected_s: float, now_s: float) -> None:
-        """Count the time that a report took, of which its turn has already counted `expected_s`."""
+        """Count the time that a report took. `expected_s` of it was counted when the report got its turn."""
         namespace = self._namespaces.get(report_owner.namespace)
         if namespace is not None:
             namespace.had_s += took_s - expected_s
@@ -133,7 +135,7 @@ class FairQueue:
 
 
 class DecodingTurns:
-    """Limits how long reports are decoded before other work gets a turn, on the event loop that runs it."""
+    """Limits how long an event loop decodes reports before it runs other work."""
 
     def __init__(self) -> None:
         self._queue = FairQueue()
@@ -162,7 +164,7 @@ class DecodingTurns:
         return expected_s
 
     def spend(self, owner: ReportOwner, took_s: float, expected_s: float = 0.0) -> None:
-        """Count the time that a report of `owner` took, of which `wait` has already counted `expected_s`."""
+        """Count the time that a report of `owner` took. `wait` has already counted `expected_s` of it."""
         self._queue.charge(owner, took_s, expected_s, time.monotonic())
         self._spent_s += max(took_s, 1e-9)
         if self._queue or self._spent_s > COUNTED_S:
@@ -181,7 +183,7 @@ class DecodingTurns:
         while self._spent_s < TURN_S and (report := self._queue.take(now_s)) is not None:
             self._spent_s += report.expected_s
             report.let_go()
-        if self._spent_s:  # runs after the reports that were let go, which are decoded in the next iteration
+        if self._spent_s:  # run again after these reports, which are decoded in the next iteration
             self._schedule()
         elif self._queue and self._timer is None:
             soonest_s = max(0.001, self._queue.soonest_s(now_s))

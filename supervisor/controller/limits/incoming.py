@@ -13,10 +13,10 @@ from typing import Protocol
 from aiohttp import web
 
 SMALL_BYTES = 64 << 10  # each connection may hold this much; more needs a place
-PLACES = 24  # each holds up to `codec.MAX_MESSAGE_BYTES`, and what one more read adds
+PLACES = 24  # each holds up to `codec.MAX_MESSAGE_BYTES` plus one more read
 NAMESPACE_PLACES = 3
 PLACE_S = 5.0  # how long a message may take to arrive while other connections wait for its place
-READ_BYTES = 64  # what a read takes in addition to its bytes
+READ_BYTES = 64  # the memory that each read takes in addition to its data
 
 
 class MessageBuffer(Protocol):
@@ -41,7 +41,7 @@ class IncomingMessages:
         self._waiting: dict[MessageBuffer, None] = {}
 
     def ask(self, buffer: MessageBuffer, now_s: float) -> bool:
-        """Return whether `buffer` has a place now. Otherwise, `go_on` is called once it has one."""
+        """Return whether `buffer` has a place now. If not, `go_on` is called when it gets one."""
         if self._has_room(buffer):
             self._take(buffer, now_s)
             return True
@@ -86,7 +86,7 @@ class IncomingMessages:
 
 
 class MemberBuffer:
-    """What one connection has received but not yet passed on. Implements `MessageBuffer`."""
+    """The data that one connection has received but not yet passed on. Implements `MessageBuffer`."""
 
     def __init__(
         self, incoming: IncomingMessages, namespace: str, max_bytes: int, connection: MeteredConnection
@@ -105,7 +105,7 @@ class MemberBuffer:
         return self._received_bytes + self._reads * READ_BYTES
 
     def received(self, size: int) -> None:
-        """Count a read. Pause if there is no place for it, or if more than a message is held."""
+        """Count a read. Pause if there is no place for it, or if more than one message is held."""
         self._received_bytes += size
         self._reads += 1
         self._consider()
@@ -162,7 +162,7 @@ class MemberBuffer:
 
 
 class MeteredConnection(web.RequestHandler):
-    """aiohttp's connection of a client. While `buffer` is set, it counts what was received."""
+    """aiohttp's connection to a client. While `buffer` is set, the received data is counted."""
 
     buffer: MemberBuffer | None = None
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Together with what else the process needs, and with reports that are being received and decoded, this is
-# less than the memory limit in manifests/base/supervisor.yaml. 2,000 members with 8 ranks take about 340 MiB.
+# Together with reports that are being received or decoded and with the rest of the process, this stays below
+# the memory limit in manifests/base/supervisor.yaml. 2,000 members with 8 ranks take about 340 MiB.
 TOTAL_BYTES = 512 << 20
 NAMESPACE_BYTES = 384 << 20
 CONNECTION_BYTES = 96 << 10  # for each member: its socket, its TLS state, its task, its pod and its orders
-# What a report takes beyond this counts twice, because a decision may still refer to the previous report.
+# The part of a report beyond this is counted twice, because a decision may still use the previous report.
 ONCE_BYTES = 256 << 10
 
 
@@ -35,9 +35,9 @@ class MemoryHolder:
 class ReportMemory:
     """The memory that is reserved for all members of one process.
 
-    If all of it is reserved, namespaces with more than their part give way. One half of
-    the memory is divided equally among the namespaces, and the other half in proportion to their members. A
-    user of one namespace can therefore take memory only from that namespace.
+    If all of it is reserved, namespaces that exceed their share give way. One half of the memory is divided
+    equally among the namespaces, and the other half in proportion to their members. A user of one namespace
+    can therefore take memory only from that namespace.
     """
 
     def __init__(self, total_bytes: int = TOTAL_BYTES, namespace_bytes: int = NAMESPACE_BYTES) -> None:
@@ -49,8 +49,8 @@ class ReportMemory:
     def reserve(self, holder: MemoryHolder, size: int) -> str:
         """Change the memory reserved for `holder` to `size`. Return "", or why that is not possible.
 
-        In that case, the earlier reservation remains. If another namespace has to give way, its members with
-        the most memory give up theirs.
+        If it is not possible, the earlier reservation remains. If another namespace has to give way, its
+        members with the largest reservations lose them.
         """
         more = size - holder.reserved_bytes
         if more > 0 and self._reserved.get(holder.namespace, 0) + more > self._namespace_bytes:
@@ -85,7 +85,7 @@ class ReportMemory:
         self.reserved_bytes += more
 
     def _most_excessive(self) -> str:
-        """Return the namespace that exceeds its part by the most. One does if the total is exceeded."""
+        """Return the namespace that exceeds its share by the most. If the total is exceeded, there is one."""
         members = sum(map(len, self._holders.values()))
 
         def excess(namespace: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any, cast, get_type_hints
 
 # The most memory that a value takes within a list or an object, in addition to the characters of a text.
 VALUE_BYTES = 72
-# The most memory that an object takes, without its mandatory values, which are counted as values.
+# The most memory that an object takes, not including its mandatory values, which are counted as values.
 OBJECT_BYTES = 192
 WIDE = 4  # bytes for each character of a text that contains one outside of ASCII
 WIDE_TEXT_BYTES = 32  # the additional size of such a text
@@ -22,7 +22,7 @@ _NUMBERS = frozenset({int, float, bool})
 def most_bytes(text: str) -> int:
     """Return a bound on the memory of the values in `text`, which is JSON in ASCII. This takes 1 us per KB.
 
-    Each value but the first of a list or an object follows a comma.
+    Every value except the first in a list or an object follows a comma.
     """
     values = text.count(",") * VALUE_BYTES + text.count("{") * OBJECT_BYTES
     escapes = text.count("\\u") if "\\" in text else 0  # most reports have none, which is quick to check
@@ -32,8 +32,8 @@ def most_bytes(text: str) -> int:
 def retained_bytes(value: Any, texts: bool = True) -> int:
     """Return a bound on the memory that a decoded value takes, including all values in it.
 
-    Without `texts`, this is the memory of a copy that shares the texts. Values that occur more than once
-    count each time.
+    If `texts` is false, this is the memory of a copy that shares the texts. A value that occurs more than
+    once is counted each time.
     """
     kind = type(value)
     if kind is str:
@@ -69,5 +69,5 @@ def _object(kind: Any) -> tuple[int, tuple[str, ...]]:
 
 
 def _rounded(size: int) -> int:
-    """Return the size that the allocator takes for `size` bytes."""
+    """Return how many bytes the allocator uses for `size` bytes."""
     return (size + 15) & ~15

@@ -1,4 +1,4 @@
-"""Replace members that are about to end by standbys, before they end. Pure.
+"""Move the ranks of members that are about to end to standbys. Pure.
 
 A departure is not a fault: the group stops between two steps while all of its members still hold their
 states, so it repeats no completed step. Without a standby, the group is not interrupted.
@@ -17,15 +17,16 @@ from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wa
 # A swap waits for work outside of a step (an evaluation, a save, a pause) until this long before the member
 # ends. The swap takes about a second, and the launcher of a pod kills its ranks 5 s before the kubelet does.
 LAST_S = 12.0
-HEARD_S = 5.0  # after a takeover, members have this long to report before one that ends counts as lost
+HEARD_S = 5.0  # after a takeover, members have this long to report before an ending member is lost
 
 
 def due(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the departures that standbys can replace now; () if there are none, or if it is not the time.
+    """Return the departures of members that standbys can replace now.
 
-    The group must have completed a step, because otherwise its start would be interrupted. Work outside of a
-    step is not interrupted unless the member may end before this work does. A group that holds no state, and
-    could therefore not resume, is never stopped.
+    Returns () if there are none, or if the group must not stop now. It must have completed a step, because
+    the swap would otherwise interrupt its start. Work outside of a step is not interrupted unless the member
+    may end before this work does. A group that holds no state, and could therefore not resume, is never
+    stopped.
     """
     if not view.memory.settled:
         return ()
@@ -62,12 +63,12 @@ def _fault(view: View, name: str) -> Fault:
 
 
 def without_ended(view: View, policy: Policy) -> View:
-    """Return `view` without the members that count as lost because they have been asked to end.
+    """Return `view` without the members that were asked to end and are no longer needed.
 
-    Such a member still trains and holds its state. It counts as existing while a standby can replace the
-    ranks of a member that is about to end, and after that until the group has completed a step on the
-    standby. If the group has stopped, or has just started, the member is also kept for as long as only it
-    holds the newest state.
+    A member that was asked to end still trains and holds its state. It is needed while a standby can take
+    the ranks of a member that is about to end, and then until the group has completed a step on the standby.
+    If the group has stopped or has just started, the member is also needed for as long as only it holds the
+    newest state.
     """
     if not any(m.exists and _has_begun(m) for m in view.members):
         return view
@@ -92,7 +93,7 @@ def _is_needed(view: View, member: MemberView, replaced: tuple[str, ...]) -> boo
         return True
     if member.name not in memory.seats:
         return memory.phase == "securing"
-    if replaced or unheard(view):  # a swap of others comes first, because all members hold their states now
+    if replaced or unheard(view):  # swap the others first, because all members hold their states now
         return True
     if memory.phase == "running" and len(memory.placement) == 1:
         return True  # no other member has the state, so its loss would only come sooner

@@ -1,8 +1,8 @@
 """Let members join a smaller group, and leave them out again if they fail before its first step. Pure.
 
 A smaller group trains without the members that join it. If such a member fails before all ranks have
-completed a step, for example because its node is faulty, the group goes on as before, and the failure says
-nothing about the script or the state. The group then trains longer before a member joins it again.
+completed a step, for example because its node is faulty, the group continues as before, and the failure
+says nothing about the script or the state. The group then trains longer before a member joins it again.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from supervisor.view import faults
 from supervisor.view.model import SECOND_NS, JobState, Policy, View
 
-HOLD_S = 10.0  # a smaller group trains at least this long before it grows; twice as long after each return
+HOLD_S = 10.0  # a smaller group trains at least this long before it grows; each further loss doubles this
 MAX_HOLD_S = 640.0
 RECENT_S = 3600.0  # only losses of the last hour make the time longer
 
 
 def least_members(policy: Policy) -> int:
-    """Return the number of members with which the group goes on at least."""
+    """Return the smallest number of members that the group continues with."""
     return min(policy.min_members or policy.members, policy.members)
 
 
 def grows_at_ns(memory: JobState) -> int:
-    """Return when a smaller group may grow at the earliest, whether it trains or restarts then."""
+    """Return the earliest time at which a smaller group may grow, whether it is training or restarting."""
     now_ns = memory.started_ns
     since_ns = now_ns - int(RECENT_S * SECOND_NS)
     sizes = [memory.full_members, *(each.members for each in memory.sizes)]
@@ -45,7 +45,7 @@ def may_grow(view: View) -> bool:
 
 
 def on_trial(view: View, policy: Policy) -> tuple[str, ...]:
-    """Return the members that made the group larger and can be left out; () once it has completed a step."""
+    """Return the members that made the group larger and can be left out; () after it has completed a step."""
     memory = view.memory
     left = len(memory.placement) - len(memory.joined)
     if memory.settled or not memory.resizable or left < max(1, least_members(policy)):
@@ -56,8 +56,8 @@ def on_trial(view: View, policy: Policy) -> tuple[str, ...]:
 def failed(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members on trial that made the group fail; the next generation leaves them out.
 
-    If no fault names a cause, for example because only broken connections are known, it is all of them: the
-    group trained without them.
+    If no fault names a cause, for example because only broken connections are known, all members on trial are
+    returned, because the group trained without them.
     """
     trial = on_trial(view, policy) if view.memory.phase == "securing" else ()
     found = faults.of_incident(view, policy) if trial else ()
@@ -81,7 +81,7 @@ def barred(view: View) -> frozenset[str]:
 def joined_after(memory: JobState, placement: Sequence[str], kept: Sequence[int]) -> tuple[str, ...]:
     """Return `JobState.joined` for a group whose members keep the positions `kept`.
 
-    A member that replaces one on trial is on trial too.
+    A member that replaces a member on trial is also on trial.
     """
     if not memory.placement:
         return ()

@@ -1,9 +1,9 @@
-"""Find out what the loss of a node would destroy, and place private states to survive it. Pure.
+"""Find out what would be lost with a node, and place private states so that they survive. Pure.
 
-Members on one node are lost together, and members in one rack often are. A member's node is the one that it
-reports. Its rack is what the cluster's labels say about the node; "" if they say nothing.
+Members on one node are lost together, and members in one rack often are. A member reports its own
+node. The rack comes from the node's labels in the cluster; it is "" if no label names one.
 
-Every member has the replicated state, so it survives as long as the group's members are on several nodes. The
+Every member has the replicated state, so this state survives if the group's members are on several nodes. The
 private states of a member's ranks are only on the member itself and on its backup (`Launch.backups`).
 """
 
@@ -19,8 +19,8 @@ from supervisor.decision import resume_point, state_sources
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, MemberView, Policy, View
 
-# A member waits in each step for the private states that it keeps, and has memory for them. Members of a node
-# are few, but a rack can have nearly all members of a job.
+# The most members whose private states one member should keep. It waits for these states in each step and
+# needs memory for them. A node has few members, but a rack can have nearly all members of a job.
 MOST_KEPT = 4
 
 
@@ -32,14 +32,14 @@ class MemberPlace:
     node: str
 
     def distance(self, other: MemberPlace) -> int:
-        """Return 0 for the same node, 2 for another rack, and 1 for another node otherwise."""
+        """Return 0 for the same node, 1 for another node, and 2 for a node that is in another rack."""
         if self.node == other.node:
             return 0
         return 2 if self.rack and other.rack and self.rack != other.rack else 1
 
 
 def place_of(member: MemberView | None, name: str) -> MemberPlace:
-    """Return the place of the member `name`. A member that has never reported is taken to be alone."""
+    """Return the place of the member `name`. If it has never reported, it is assumed to be alone."""
     if member is None or member.report is None:
         return MemberPlace("", f"member {name}")
     return MemberPlace(member.rack, member.report.node)
@@ -55,8 +55,9 @@ def _places(view: View, placement: Sequence[str]) -> list[MemberPlace]:
 def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
     """Return `Launch.backups` for the next generation: for each member, the position of its backup.
 
-    Each backup is as far away as possible: in another rack, or else on another node. The result is () if the
-    next member in the placement is such a backup for each member, or if all members are on one node.
+    Each backup is as far away as possible: in another rack, or if that is not possible, on another node. The
+    result is () if the next member in the placement is such a backup for each member, or if all members are
+    on one node.
     """
     return backups_of(_places(view, placement))
 
@@ -82,8 +83,8 @@ def backups_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
 def _wanted_distances(places: Sequence[MemberPlace]) -> list[int]:
     """Return how far away from each member its backup has to be.
 
-    If a rack has so many more members than all others that those would have to keep the states of more than
-    `MOST_KEPT` members each, another node is far enough.
+    If a rack is so large that each member of the other racks would have to keep the states of more than
+    `MOST_KEPT` members, another node is far enough.
     """
     sizes = Counter(each.rack for each in places if each.rack)
     in_racks = sum(sizes.values())
@@ -127,9 +128,9 @@ def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]
 
 
 def secured_step(view: View, step: int) -> int:
-    """Return the newest step whose state survives the loss of any one node; -1 if there is none.
+    """Return the newest step whose state survives if any one node is lost; -1 if there is none.
 
-    All ranks have completed `step`. It survives the loss of a node if there is a member on another node, and
+    All ranks have completed `step`. Its state survives if there is a member on another node, and
     the private states of all ranks on the lost node are also on another node. Otherwise, only an older state
     survives: a checkpoint, or a snapshot on a standby.
     """
@@ -165,10 +166,10 @@ def _newest_without(view: View, node: str, step: int) -> int:
 
 
 def mirrored(view: View, policy: Policy, standby: str) -> tuple[StateSource, ...]:
-    """Return the members whose state the standby copies, to keep it if their node is lost; () for none.
+    """Return the members whose state the standby copies in case their node is lost; () for none.
 
-    The first source has the snapshots, and all of them have the private states of their ranks. A copy is only
-    needed while all members with ranks are on one node and the standby is on another one.
+    The first source has the snapshots, and all of them have the private states of their ranks. A copy is
+    needed only while all members with ranks are on one node and the standby is on another one.
     """
     memory = view.memory
     if not policy.members_created_externally or memory.phase != "running" or not memory.settled:

@@ -14,10 +14,10 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
 
     A member with ranks keeps them. A standby that is ready replaces a member that cannot be used or whose
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
-    about to end. Such a member never gets ranks that it does not have, unless its node is only suspected to
-    be faulty and there is no other one. If the group is smaller than requested and has trained for long
-    enough, the other standbys join it at its end. One that then fails before the group's first step is left
-    out again.
+    are about to end. A member that is about to end gets no ranks in addition to its own, unless its node is
+    only suspected to be faulty and there is no other member. If the group is smaller than requested and has
+    trained for long enough, the remaining standbys are appended to it. A standby that then fails before the
+    group's first step is left out again.
     """
     return tuple(name for _, name in _choose(view, policy))
 
@@ -72,7 +72,7 @@ def departing_members(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _replaced_early(view: View, usable: dict[str, MemberView], standbys: int) -> frozenset[str]:
-    """Return the usable members that standbys replace because they are about to end, the first to end first.
+    """Return the usable members that standbys replace because they are about to end, soonest first.
 
     Members that cannot be used take precedence, because the group cannot run without replacing them.
     """

@@ -1,15 +1,16 @@
-"""Go on with fewer members while a lost one has no replacement, and grow back to the full size. Pure.
+"""Continue with fewer members while a lost one has no replacement, and grow back to full size. Pure.
 
-The ranks of a smaller group are numbered without gaps, so each surviving rank may get another number. It goes
-on with its own private state. A rank that is added later starts from a copy of another rank's private state,
-with random numbers of its own. A script must agree to all this: with `session.on_resize`, or by taking its
-samples from `holdfast.Batches`.
+The ranks of a smaller group are numbered without gaps, so each surviving rank may get another number. It
+keeps its own private state. A rank that is added later starts from a copy of another rank's private state,
+with random numbers of its own. A script must opt in to all this, either with `session.on_resize` or by taking
+its samples from `holdfast.Batches`.
 
-Each change of the size costs a restart. A group therefore waits a little for a replacement before it goes on
-smaller, and has to train for a while before it grows. A member that comes and goes makes this time longer.
+Each change of the size costs a restart. A group therefore waits briefly for a replacement before it shrinks,
+and trains for a while before it grows. A member that comes and goes makes this time longer.
 
-A group is only resized while decisions can be recorded. Otherwise, a next supervisor would not know the new
-size: it would take the state of a part of the ranks for a whole one, or have the script adapt twice.
+A group is resized only while decisions can be recorded. If a resize were not recorded, the next supervisor
+would not know the new size: it would mistake the state of some of the ranks for a complete state, or have the
+script adapt twice.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from supervisor.decision.places import joining, placement
 from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
-SHRINK_S = 3.0  # a group that has stopped waits this long for a replacement to connect,
-CONNECTED_S = 10.0  # and this long if one has connected, until it is ready
-SIZES = 64  # changes of the size to remember; no state is older than that many
+SHRINK_S = 3.0  # how long a stopped group waits for a replacement to connect
+CONNECTED_S = 10.0  # how long it waits in total if one has connected, until it is ready
+SIZES = 64  # how many changes of the size to remember; no state is older than this many changes
 
 
 def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
@@ -35,12 +36,12 @@ def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
 
 
 def shrinks_at_ns(view: View, policy: Policy, chosen: Sequence[str]) -> int | None:
-    """Return when the group goes on with only the chosen members; None if it may not.
+    """Return when the group continues with only the chosen members; None if it must not.
 
-    It may not become smaller while the decision cannot be recorded.
+    It must not shrink while the decision cannot be recorded.
 
-    A group that is already smaller does not wait again if all of its members are there, except those that
-    failed when they joined it.
+    A group that is already smaller does not wait again if all of its members are present, except those
+    that failed when they joined it.
     """
     memory = view.memory
     if not memory.resizable or not max(1, joining.least_members(policy)) <= len(chosen) < policy.members:
@@ -66,27 +67,27 @@ def _is_replacement_in_sight(view: View, policy: Policy, chosen: Sequence[str]) 
 
 
 def why_not(view: View, policy: Policy) -> str:
-    """Return why the group waits for a replacement although the user allows fewer members; "" if it need not.
+    """Return why the group waits for a replacement although the user allows fewer members; "" if it does not.
 
-    This is known once all ranks have completed a step.
+    This is known after all ranks have completed a step.
     """
     memory = view.memory
     if joining.least_members(policy) >= policy.members or not memory.settled or memory.resizable:
         return ""
     return (
-        f"--min-members {policy.min_members} has no effect, and the group will wait for a replacement of a"
-        f" lost member, because {fixed_by(view)}"
+        f"--min-members {policy.min_members} has no effect, and the group will wait for a replacement if it"
+        f" loses a member, because {fixed_by(view)}"
     )
 
 
 def can_resize(view: View) -> bool:
-    """True if all ranks of the generation report that the script can go on with another number of ranks."""
+    """True if all ranks of the generation report that the script can run with another number of ranks."""
     found = reports.ranks(view)
     return len(found) >= view.memory.world_size and all(each.marks.resizes for each in found)
 
 
 def fixed_by(view: View) -> str:
-    """Return as a clause why the script cannot go on with another number of ranks."""
+    """Return a clause that says why the script cannot run with another number of ranks."""
     for rank in reports.ranks(view):
         if not rank.marks.resizes and rank.marks.fixed_by:
             return rank.marks.fixed_by
@@ -97,7 +98,7 @@ def fixed_by(view: View) -> str:
 
 
 def due_growth(view: View, policy: Policy) -> tuple[Fault, ...]:
-    """Return the planned stop of a smaller group that a ready member can join now; () if it is not the time.
+    """Return the planned stop of a smaller group that a ready member can join now; () if there is none.
 
     As with a departure, the group stops between two steps, and work outside of a step is not interrupted.
     """

@@ -40,7 +40,7 @@ from supervisor.local.keeper_messages import (
 from supervisor.local.volume.volume_guard import VolumeGuard
 from supervisor.view.model import Completion, StopRequest
 
-STOP_S = 8.0  # the time for a part to end after SIGTERM
+STOP_S = 8.0  # how long a part may take to end after SIGTERM
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Finished:
     code: int
     why: str
     message: str
-    completion: Completion | None = None  # the parts of `why`, if the script has finished and they are known
+    completion: Completion | None = None  # the parts of `why` if the script has finished and they are known
 
 
 class LocalKeeper:
@@ -182,9 +182,9 @@ class LocalKeeper:
     def _on_exit(self, part: ManagedProcess) -> None:
         """Report a member as lost as soon as its ranks are killed.
 
-        The kernel can take seconds to free their memory, and the recovery need not wait for that. With GPUs,
-        however, the loss is reported only once the ranks are gone, because their replacements need the
-        memory.
+        The kernel can take seconds to free their memory, and the recovery does not have to wait for that.
+        With GPUs, however, the loss is reported only after the ranks are gone, because their replacements
+        need that memory.
         """
         if not self._closing and not self.plan.gpus and self._members.launcher_exited(part):
             self._send_state()

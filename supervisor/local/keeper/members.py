@@ -111,7 +111,7 @@ class LocalMembers:
             self._starts.attempt(RestartKey("sidecar", name), lambda: self._start_sidecar(member))
 
     def _start_sidecar(self, member: LocalMember) -> None:
-        self._repair.put_back()  # otherwise the sidecar would replace removed files with new ones
+        self._repair.put_back()  # without this, the sidecar would replace removed files with new ones
         start = process_specs.sidecar(self._plan, member.name, os.getpid())
         name = RestartKey("sidecar", member.name).name
         member.sidecar = self._parts.start_part(

@@ -101,7 +101,7 @@ def member_fork_server(
 ) -> ProcessSpec | None:
     """Return how to start the fork server of the members; None if each member must import separately.
 
-    With GPUs, members import separately, because CUDA would not work in the forks if an import called it.
+    With GPUs, members import separately, because CUDA does not work in the forks if an import has used it.
     """
     parsed = plan.kept.program if plan.kept else program.parse(list(plan.command), Path.cwd())
     kept = plan.sources_fd

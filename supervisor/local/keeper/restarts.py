@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 YOUNG_S = 1.0  # the minimum time between two starts of a part, to keep it from failing in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
 LONGEST_S = 30.0  # the maximum time between two starts of a part that always fails
-ROW_S = 4 * LONGEST_S  # failures further apart count as unrelated
+ROW_S = 4 * LONGEST_S  # failures further apart are treated as unrelated
 LOOP = 3  # this many failures in a row are no coincidence and are reported
 
 PartKind: TypeAlias = Literal["supervisor", "sidecar", "member"]
@@ -44,7 +44,7 @@ class Restarts:
         """Schedule the next start of `part`, and return the seconds until then.
 
         The next start is at least `YOUNG_S` after the last one. After the second failure in a row, a pause is
-        added, which doubles with each further failure up to `LONGEST_S`. A part counts as failed if it ended
+        added, which doubles with each further failure up to `LONGEST_S`. A part has failed if it ended
         within `WELL_S` of its start and `failed` is true, which means that it was not killed from outside.
         """
         before, last_s = self._failures.get(part, (0, now_s))

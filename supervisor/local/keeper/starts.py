@@ -1,4 +1,4 @@
-"""Start the parts of a run. If one fails, try again at increasing intervals, and report that to the user."""
+"""Start the parts of a run. If one fails, try again at increasing intervals, and tell the user."""
 
 from __future__ import annotations
 

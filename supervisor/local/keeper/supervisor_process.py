@@ -127,7 +127,7 @@ class SupervisorProcess:
             self._say(f"a message from the supervisor was refused: {why}")
 
     def watch(self, now_s: float, late_s: float) -> None:
-        """Kill a stuck supervisor. This check is `late_s` late, and this delay does not count as silence."""
+        """Kill a stuck supervisor. This check is `late_s` late, and this delay is not counted as silence."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self.process is None:
             return

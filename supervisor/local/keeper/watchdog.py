@@ -80,10 +80,10 @@ class Watchdog:
         return not self.killed_s and self.silence.length_s(now_s) > liveness.LIMIT_S
 
     def stuck(self, now_s: float, state: str) -> str:
-        """Return why the current supervisor must be killed; "" if it need not be.
+        """Return why the current supervisor must be killed; "" if there is no reason to kill it.
 
         `state` is the letter of its process state. Before its first heartbeat, a supervisor imports modules
-        and reads its journal, which takes long on a busy machine or slow storage. Until then, it has the
+        and reads its journal, which can take long on a busy machine or slow storage. Until then, it has the
         longer limit of a process that waits for a disk, unless it is stopped.
         """
         length_s = self.silence.length_s(now_s)
@@ -93,7 +93,7 @@ class Watchdog:
         return f"the supervisor has sent no heartbeat for {length_s:.0f} s and is {liveness.doing(state)}"
 
     def unkillable(self, now_s: float) -> bool:
-        """True if SIGKILL has not ended the supervisor within `GONE_S`, so that its successor must wait."""
+        """True if SIGKILL has not ended the supervisor within `GONE_S`, so its successor must wait."""
         return bool(self.killed_s) and now_s - self.killed_s > GONE_S
 
     def overdue(self, now_s: float) -> str:

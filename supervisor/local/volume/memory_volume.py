@@ -21,7 +21,7 @@ _ROOTS = (Path("/dev/shm"), Path("/tmp"))
 
 
 def create() -> tuple[Path, int]:
-    """Create a folder. Return it with the descriptor of the lock that marks it as in use.
+    """Create a folder. Return it and the descriptor of the lock that marks it as in use.
 
     Folders of runs whose keeper is gone are removed first. The new folder is locked before it receives its
     name, because another run that starts now could otherwise mistake it for an abandoned folder. Raises
@@ -111,8 +111,8 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
 def free(folder: Path, let_go: Callable[[], None] | None = None) -> threading.Thread:
     """Remove a folder in a thread, because freeing gigabytes takes more than a second. Return the thread.
 
-    The thread has the lowest priority, because a group may be recovering meanwhile. Finally, it calls
-    `let_go`.
+    The thread has the lowest priority, because a group may be recovering at the same time. At the end,
+    it calls `let_go`.
     """
 
     def remove() -> None:

@@ -1,7 +1,7 @@
 """Report removals from a folder immediately, through inotify.
 
-Periodic checks find removals too, but a fault may occur before the next check. If inotify is missing or at
-its limits, removals go unreported without an error.
+Periodic checks find removals too, but a fault may occur before the next check. If inotify is
+unavailable or its limits are reached, removals are not reported, and no error is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class RemovalWatcher:
-    """Watches folders for removals. `descriptor`, -1 without inotify, becomes readable at each removal."""
+    """Watches folders for removals. `descriptor` is readable after a removal; it is -1 without inotify."""
 
     descriptor: int = -1
     _libc: ctypes.CDLL | None = field(default=None)

@@ -24,7 +24,7 @@ class VolumeGuard:
 
     @property
     def descriptor(self) -> int:
-        """Readable after a removal, which `restore_removed` handles; -1 if removals are not reported."""
+        """Readable after a removal: call `restore_removed` then. It is -1 if removals are not reported."""
         return self._removals.descriptor
 
     def begin(self) -> None:
@@ -33,7 +33,7 @@ class VolumeGuard:
         self._removals.open()
 
     def restore_removed(self, *, wanted: bool = True) -> None:
-        """Restore what was removed immediately, because a fault can occur before the next check.
+        """Immediately restore what was removed, because a fault can occur before the next check.
 
         Unless `wanted` is true, restore nothing and only discard the report of the removal.
         """

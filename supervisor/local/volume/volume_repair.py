@@ -5,8 +5,8 @@ systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), c
 process that starts later could not open them, so the run could not recover from any fault.
 
 The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
-without a name. A symbolic link to /proc/PID/fd/N gives it a new name, under which processes find the same
-memory with its present and future content.
+without a name. A symbolic link to /proc/PID/fd/N gives it a new name. Processes that open this name get the
+same memory, with its present and future content.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RepairedFolder:
                 name = f"{within}/{entry.name}" if within else entry.name
                 if not self.names.fullmatch(name):
                     continue
-                with suppress(FileNotFoundError):  # removed meanwhile
+                with suppress(FileNotFoundError):  # removed in the meantime
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         yield name, self._led(entry.path)
@@ -135,7 +135,7 @@ class RepairedFolder:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(self.folder / name, flags)
-        except OSError:  # removed meanwhile, or no descriptor is left, so it cannot be restored
+        except OSError:  # removed in the meantime, or no descriptor is left; it cannot be restored
             return
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or descriptor >= _most_descriptors():
@@ -200,7 +200,7 @@ class VolumeRepair:
         return self._error if self._failures >= FAILURES else ""
 
     def add(self, member: str) -> None:
-        """Also keep the folder of a new member complete. The folder must exist."""
+        """Keep the folder of a new member complete too. The folder must exist."""
         self._members[member] = RepairedFolder(self.runtime / member)
 
     def repair(self, now_s: float) -> list[str]:
@@ -300,6 +300,6 @@ def _is_folder(path: Path) -> bool:
 
 
 def _allow(path: str, status: os.stat_result, owner: int) -> None:
-    """Restore the permissions `owner` of this user, who owns `path`."""
+    """Give this user, who owns `path`, the permissions `owner` if any of them are missing."""
     if status.st_mode & owner != owner:
         os.chmod(path, stat.S_IMODE(status.st_mode) | owner)  # noqa: PTH101

@@ -147,7 +147,7 @@ def test_a_group_that_cannot_record_the_change_waits_to_leave_a_joiner_out_and_d
     waits = decide(seen, POLICY)
     assert isinstance(waits, Wait)
     assert waits.until_ns > seen.now_ns
-    assert waits.why == "m3 failed on joining and is left out once this can be recorded"
+    assert waits.why == "m3 failed on joining and will be left out as soon as this can be recorded"
     assert isinstance(decide(replace(seen, unrecorded=False), POLICY), Start)
 
 
