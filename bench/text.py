@@ -128,12 +128,12 @@ class Verdict:
 
 
 def at_most(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must not exceed `limit`; NaN stands for a number that was not measured."""
+    """Judge a number that must not exceed `limit`; NaN means that it was not measured."""
     return Verdict(target, shown, None if value != value else value <= limit)
 
 
 def below(target: str, value: float, limit: float, shown: str) -> Verdict:
-    """Judge a number that must stay below `limit`; NaN stands for a number that was not measured."""
+    """Judge a number that must stay below `limit`; NaN means that it was not measured."""
     return Verdict(target, shown, None if value != value else value < limit)
 
 

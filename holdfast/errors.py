@@ -14,7 +14,7 @@ class BadInput(HoldfastError, ValueError):
 class Uncommitted(BadInput):
     """The script began a step again without committing it, or ran the optimizer but did not commit the step.
 
-    Perhaps the script caught an exception from the step after another rank was lost.
+    The script may have caught the exception that the step raised when another rank was lost.
     """
 
 

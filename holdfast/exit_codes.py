@@ -5,8 +5,8 @@ from __future__ import annotations
 BAD_INPUT = 2  # a retry of the same command would be refused again
 # The script has finished, but a restart cut off work after a commit, and this work was not repeated.
 CUT_SHORT = 3
-NOT_JUDGED = 3  # of `holdfast node check`: something could not be judged, or the check itself failed
-# `holdfast node check` reports bad input with this code of sysexits.h, because 2 means an unhealthy node.
+NOT_JUDGED = 3  # from `holdfast node check`: something could not be judged, or the check itself failed
+# `holdfast node check` reports bad input with this code from sysexits.h, because 2 means an unhealthy node.
 USAGE = 64
 NOT_WRITTEN = 120  # Python's exit code for output that cannot be written at exit
 CANNOT_START = 126  # the code that a shell reports for a command that it cannot execute

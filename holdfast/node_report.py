@@ -28,19 +28,19 @@ WITNESSES = 2
 
 
 def cost_rank(action: str) -> int:
-    """Return the rank of an action by cost; an unknown action counts as the cheapest."""
+    """Return the rank of an action by cost. An unknown action ranks as the cheapest."""
     return ACTIONS.index(action) if action in ACTIONS else 0
 
 
 def is_corroborated(verdict_by: str, origins: Iterable[str]) -> bool:
-    """Return whether the driver gave a verdict, or evidence of several origins backs each other."""
+    """Return whether the driver gave the verdict, or evidence from several origins agrees."""
     return verdict_by == DRIVER or len(set(origins)) >= WITNESSES
 
 
 def severity(*, is_corroborated: bool, is_lasting: bool, action: str) -> tuple[bool, bool, int]:
-    """Return a sort key that puts the gravest of the findings of one level last.
+    """Return a sort key that puts the most severe findings of a level last.
 
-    The supervisor acts on the gravest findings first. If a report has too many findings, the agent therefore
-    leaves out those that come first in this order.
+    The supervisor acts on the most severe findings first. If a report has too many findings, the agent
+    therefore drops the ones that come first in this order.
     """
     return is_corroborated, is_lasting, cost_rank(action)

@@ -59,8 +59,8 @@ def import_root(directory: Path) -> Path:
     """Create `directory` with only a link to this package in it, and return its absolute path.
 
     With this directory on PYTHONPATH, a script can import this copy of `holdfast` but nothing else that is
-    installed next to it. The call may be repeated, even by several processes concurrently. Raises OSError if
-    the directory or the link cannot be created.
+    installed next to it. It is safe to repeat the call, even from several processes at once. Raises OSError
+    if the directory or the link cannot be created.
     """
     directory.mkdir(parents=True, exist_ok=True)
     link = directory / "holdfast"
@@ -86,7 +86,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find and run `part`. As a template, fork a process for each ordered part, and run the part there."""
+    """Find and run `part`. As a template, fork a process for each requested part, and run the part in it."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -96,7 +96,7 @@ def _become(part: str, args: list[str]) -> int:
     problem = _missing(part)
     if problem:
         _refuse(problem)
-        # As for any bad input of this command: 2 would be the verdict "unhealthy".
+        # `holdfast node check` returns 64 for any bad input, because 2 is its verdict "unhealthy".
         return 64 if (part, args[:1]) == ("nodeagent", ["check"]) else 2
     _set_path()
     return run(part, args)

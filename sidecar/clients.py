@@ -31,19 +31,19 @@ LAUNCHER_RETRY_S = 0.02
 BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _NUMBER = re.compile(r"\d+")
 ANSWER_S = 20.0  # the limit for the answer, which may have to wait until the token has been reviewed
-BRIEF_S = 1.0  # a connection that ends sooner counts as a failure
-# The limit for connecting to the supervisor. In this time, the kernel repeats its packet once, after 1 s. The
-# next time would be 2 s later, so after a cut of the network, a new attempt is faster.
+BRIEF_S = 1.0  # a connection that ends sooner is treated as a failure
+# The limit for connecting to the supervisor. In this time, the kernel resends its packet once, after 1 s. It
+# would resend the packet again only 2 s later, so after a network outage, a new attempt is faster.
 CONNECT_S = 2.0
-UNREACHABLE_S = 5.0  # on a cluster, a connection to a supervisor whose host is silent for so long ends
-RESOLVE_S = 1.0  # after this time without an answer of the DNS, the last known addresses are tried
+UNREACHABLE_S = 5.0  # on a cluster, a connection ends if the supervisor's host is silent for this long
+RESOLVE_S = 1.0  # if DNS does not answer within this time, the last known addresses are tried
 
 
 class LauncherClient:
     """Receives the launcher's state and sends it orders.
 
     `state` is the newest state, or None while there is no connection. `unreachable` says why there is no
-    connection. It is "" while there is one, and also if the launcher does not listen yet or has ended.
+    connection. It is "" while there is one, and if the launcher does not listen yet or has ended.
     """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:

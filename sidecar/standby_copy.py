@@ -1,7 +1,7 @@
 """Copy the group's newest snapshot to a standby while the group trains.
 
 A member that takes over ranks fetches their state from a member that has it. If all members with ranks are on
-one node, nobody has it once the node is lost. A standby on another node therefore keeps a copy, which is some
+one node, no member has it once the node is lost. So a standby on another node keeps a copy, which is some
 steps old. The supervisor decides when this is needed and from whom to copy (`MemberOrder.sources` of "idle").
 
 The copy must not slow down the training: the holder limits its rate (`sidecar.state.peers`), and this member
@@ -25,7 +25,7 @@ from sidecar.state.snapshot_fetch import FetchFailed, FetchManner
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # between two copies at least
+LOOK_S = 5.0  # the minimum time between two copies
 REST = 3.0  # a copy is followed by a rest of this many times its duration
 
 
@@ -100,11 +100,11 @@ class StandbyCopier:
 def newest_copy(
     held: Mapping[str, HeldStates], order: MemberOrder, newer_than: tuple[int, int]
 ) -> tuple[StateSource, tuple[StateSource, ...]] | None:
-    """Return the sources of the newest complete state of the group in `held`, which has what each URL holds.
+    """Return the sources of the group's newest complete state. `held` maps each URL to what it holds.
 
-    The first one has the snapshot, the others have the private state of each rank. A state is complete if the
-    private states of all ranks are final. The result is None if no complete state is newer than `newer_than`,
-    a step and a generation.
+    The first source has the snapshot, and the others have the ranks' private states. A state is complete if
+    the private states of all ranks are final. The result is None if no complete state is newer than
+    `newer_than`, which consists of a step and a generation.
     """
     ranks = [
         rank for each in order.sources if each.rank >= 0 for rank in range(each.rank, each.rank + each.count)
@@ -125,7 +125,7 @@ def newest_copy(
 def _privates(
     held: Mapping[str, HeldStates], order: MemberOrder, slot: HeldSnapshot
 ) -> dict[int, StateSource]:
-    """Return the source of the newest final private state of each rank that belongs to the snapshot."""
+    """Return the source of each rank's newest final private state that belongs to the snapshot."""
     found: dict[int, StateSource] = {}
     for url, states in held.items():
         for each in states.privates:

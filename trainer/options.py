@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# As the file for digests: print them instead, because a pod's files are gone when it has ended.
+# If the digest file has this name, print the digests, because a pod's files are gone after it ends.
 PRINTED = Path("-")
 
 

@@ -1,19 +1,21 @@
 """Inject all kinds of faults at random into several jobs on a cluster, and compare their weights at the end.
 
-The cluster of KUBECONFIG needs three nodes, an installed Holdfast, Kubeflow's training operator and the
-image holdfast-trainer:dev. The bench drains nodes, kills the supervisor and removes the webhook for some
-seconds, so do not run it on a cluster that others use. It kills and cuts nodes only by commands that the
-environment gives; faults without their commands are left out, and the report says so:
+The cluster that KUBECONFIG selects needs three nodes, Holdfast, Kubeflow's training operator, and the image
+holdfast-trainer:dev. The bench drains nodes, kills the supervisor, and removes the webhook for several
+seconds, so do not run it on a cluster that others use. To kill or disconnect a node, the bench runs only
+commands that these variables contain. It leaves out the faults whose commands are missing, and the report
+lists them:
 
     HOLDFAST_NODE_KILL, HOLDFAST_NODE_START    followed by a node: cut its power; boot it
     HOLDFAST_NODE_CUT, HOLDFAST_NODE_HEAL      followed by a node: disconnect it; connect it again
     HOLDFAST_API_SERVER_STOP, ..._CONT         stop the API server's process; continue it
 
-First, the training runs undisturbed. Then a Job and a PyTorchJob with a standby each, and a StatefulSet
-without one, do the same training, while one fault follows another. A fault is injected only when all jobs
-train and all of their standbys are warm, so that they can survive it. If a job does not recover from a fault
-within the limit in bench/chaos/fault_table.py, the run ends early. At the end, all jobs must have succeeded
-with the same weights, optimizers and random states as the undisturbed run, and nothing may be left of them.
+First, the training runs undisturbed. Then three jobs do the same training while the bench injects one fault
+after another: a Job and a PyTorchJob, each with a standby, and a StatefulSet without one. A fault is injected
+only when all jobs train and all of their standbys are warm, so that they can survive it. If a job does not
+recover from a fault within the limit in bench/chaos/fault_table.py, the run ends early. At the end, all jobs
+must have succeeded with the same weights, optimizers and random states as the undisturbed run, and none of
+their objects may be left.
 
 The seed determines the order of the faults, their targets and times. The exit code is 1 if a target is
 missed. Ctrl-C restores all nodes and removes the jobs.
@@ -90,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _apparatus() -> Iterator[tuple[ClusterUnderTest, Namespaces, DueRepairs]]:
-    """Yield access to the cluster. In any case, undo the faults and remove the namespaces at the end."""
+    """Yield access to the cluster. At the end, always undo the faults and remove the namespaces."""
     cluster = ClusterUnderTest()
     namespaces, repairs = Namespaces(cluster), DueRepairs()
     try:
@@ -103,7 +105,7 @@ def _apparatus() -> Iterator[tuple[ClusterUnderTest, Namespaces, DueRepairs]]:
 
 @contextmanager
 def _storage(cluster: ClusterUnderTest) -> Iterator[ObjectServer]:
-    """Yield an object storage on this machine, which no fault of a node affects."""
+    """Yield object storage on this machine, where faults of nodes do not affect it."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder, "objects"), address(cluster)) as made:
         yield made
 

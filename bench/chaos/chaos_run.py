@@ -26,7 +26,7 @@ from tests.cluster.apparatus.node_processes import NodeProcesses
 from tests.cluster.apparatus.training_job import TrainingJob
 from tests.s3server.server import ObjectServer, credentials
 
-LOOK_S = 0.5  # between two looks at all jobs; a status is up to 5 s old
+LOOK_S = 0.5  # between two checks of all jobs; a status is up to 5 s old
 START_S = 240.0  # until all jobs train and their standbys are warm
 STALLED_S = 300.0  # without a new step, an undisturbed job has failed
 SUCCEEDED_S = 180.0  # from the end of the training until the owner reports it
@@ -59,7 +59,7 @@ class ChaosRun:
     # -- the parts of a run
 
     def train_undisturbed(self, minutes: float) -> None:
-        """Store the digests of the same training without faults, as fast as it runs."""
+        """Run the same training without faults, at full speed, and store its digests."""
         began_s = time.monotonic()
         found = self._start(UNDISTURBED, _steps(minutes), 0.0)
         self._until_ended([found])
@@ -164,10 +164,10 @@ class ChaosRun:
         since: Mapping[str, JobCondition],
         restarts: Mapping[str, int],
     ) -> None:
-        """Wait until the fault was noticed and has lasted long enough, and end it.
+        """Wait until the fault has been noticed and has lasted long enough, and then end it.
 
-        Jobs that can train meanwhile must do so before it is ended. If the only supervisor is lost with its
-        node, nobody notices anything before the node is back. Raises `NotBack`.
+        Jobs that can train during the fault must do so before it is ended. If the only supervisor is lost
+        with its node, nothing is noticed until the node is back. Raises `NotBack`.
         """
         planned, fault = found.planned, found.planned.fault
         is_blind = bool(found.node) and self._injector.hosts_all_supervisors(found.node)
@@ -223,7 +223,7 @@ class ChaosRun:
     def _trains_without(self, fault: ChaosFault, name: str) -> bool:
         """Return True if a job can train while a node is lost: on a standby, or on a new pod after a drain.
 
-        Kubernetes replaces no pod of a node that is lost until it has given the node up.
+        Kubernetes does not replace the pods of a lost node until it has given up on the node.
         """
         return bool(self._jobs[name].job.standby) or fault.name == "drain"
 
@@ -237,9 +237,10 @@ class ChaosRun:
     # -- waiting
 
     def _until_back(self, since: Mapping[str, JobCondition], limit_s: float, *, whole: bool) -> None:
-        """Return when the named jobs train and, with `whole`, are ready for the next fault.
+        """Return when the jobs in `since` train and, with `whole`, are ready for the next fault.
 
-        Then their standbys are warm, and the programs in holdfast-system are available. Raises `NotBack`.
+        They are ready if their standbys are warm and the programs in holdfast-system are available. Raises
+        `NotBack`.
         """
         deadline = time.monotonic() + limit_s
         why = {"": "nothing was read"}
@@ -272,7 +273,7 @@ class ChaosRun:
                 raise NotBack(f"{name} is not available: {done.stderr.strip()}")
 
     def _until_ended(self, jobs: list[WatchedJob]) -> None:
-        """Return when all jobs have ended, or when none of the others has made a step for `STALLED_S`."""
+        """Return when all jobs have ended, or when no remaining job has completed a step for `STALLED_S`."""
         last, since_s = -1, time.monotonic()
         while True:
             seen = [each.look() for each in jobs]
@@ -320,7 +321,7 @@ class ChaosRun:
         self._outcome.left_behind += self._repairs.carry_out_all()
 
 
-_NOTHING = JobCondition(-1, 0, 0, 0, "", False, None)  # as a job is before it has trained
+_NOTHING = JobCondition(-1, 0, 0, 0, "", False, None)  # a job that has not trained yet
 
 
 def _steps(minutes: float) -> int:

@@ -14,7 +14,7 @@ from bench.chaos.fault_table import CHAOS_FAULTS, SECOND, ChaosFault
 from bench.chaos.job_table import ChaosJob
 from bench.soak.faults import bag
 
-SECOND_S = (0.0, 1.0)  # between the first and the second of two faults: within most recoveries
+SECOND_S = (0.0, 1.0)  # how soon a second fault follows the first; most recoveries take longer
 GAP_S = 3.0  # the mean time from the moment when all jobs are calm to the next fault
 
 
@@ -39,7 +39,7 @@ class PlannedFault:
 
     @property
     def line(self) -> str:
-        """One line about the fault, as it is planned."""
+        """One line that describes the planned fault."""
         where = f" (rank {self.rank} of {self.job})" if self.job else ""
         lasts = f" for {self.lasts_s:.0f} s" if self.lasts_s else ""
         then = f", and {self.second_s:.1f} s later {self.second}" if self.second else ""

@@ -24,11 +24,11 @@ CUT_NODE, HEAL_NODE = "HOLDFAST_NODE_CUT", "HOLDFAST_NODE_HEAL"
 STOP_API, CONT_API = "HOLDFAST_API_SERVER_STOP", "HOLDFAST_API_SERVER_CONT"
 
 ALL: frozenset[JobKind] = frozenset({"Job", "PyTorchJob", "StatefulSet"})
-# A Job whose pods have the restart policy Never counts a container that ends, and a pod that is deleted
-# without being evicted, as failures of its own. Holdfast cannot prevent that.
+# If a Job's pods have the restart policy Never, the Job counts as a failure each container that ends and each
+# pod that is deleted without being evicted. Holdfast cannot prevent that.
 RESTARTED: frozenset[JobKind] = frozenset({"PyTorchJob", "StatefulSet"})
 
-# Kubernetes creates the next pod of a Job only after up to 10 minutes if its pods have often been evicted.
+# If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod.
 JOB_BACKOFF_S = 660.0
 ONE_STEP = 1
 ANY: None = None  # a NaN may spoil the state, so the steps since the last snapshot may be lost
@@ -39,15 +39,15 @@ class ChaosFault:
     """One kind of fault.
 
     Attributes:
-        place: What is struck. A node strikes all jobs; a leader, the API server, the webhook and the storage
-            strike none of them directly.
+        place: What is struck. Faults of a node strike all jobs. Faults of a leader, the API server, the
+            webhook or the storage strike no job directly.
         words: What happens, for the report.
-        calm_s: Within this time after the end of the fault, all jobs must be calm.
-        lasts_s: The shortest and the longest time until the fault is ended; (0, 0) for a moment.
+        calm_s: All jobs must be calm within this time after the end of the fault.
+        lasts_s: The shortest and the longest time until the fault is ended; (0, 0) if it is momentary.
         most_lost: The largest number of steps that an incident may cost; None for any number.
         needs: The environment variables with the commands that cause and end the fault.
         owners: The kinds of jobs whose own failure counters the fault does not change.
-        trains_meanwhile: All jobs that can must train again before the fault is ended.
+        trains_meanwhile: All jobs that can train during the fault must do so before it is ended.
         job_counts: A Job counts its pods on the node as failures. So does every Job whose pods have the
             restart policy Never: a kubelet that boots before they were evicted reports them as failed.
     """
@@ -65,7 +65,7 @@ class ChaosFault:
 
     @property
     def sign(self) -> FaultSign:
-        # A frozen leader whose Lease nobody else takes goes on with the same epoch.
+        # If no other replica takes the Lease of a frozen leader, the leader continues with the same epoch.
         return "" if self.name == "leader-freeze" else SIGNS[self.place]
 
     @property

@@ -27,8 +27,8 @@ from tests.cluster.apparatus.training_job import container_id
 from tests.s3server.server import ObjectServer, Refusal
 
 COMMAND_S = 120.0  # for a command that kills, cuts, starts or heals a node
-DRAIN_S = 90.0  # for all pods of a node to end, of which each may take its grace period
-NAME = "gpt"  # of the Supervision of each example
+DRAIN_S = 90.0  # for all pods of a node to end; each may take its whole grace period
+NAME = "gpt"  # the name of each example's Supervision
 SIDECAR = "holdfast-sidecar"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -36,8 +36,8 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 def pods_that_stay(listed: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of a node's pods that a drain should have evicted but has not.
 
-    A pod that is being deleted has been evicted, even if it is still listed. A Job controller that is backing
-    off lets its evicted pods go only after minutes, when it counts them.
+    A pod that is being deleted has been evicted, even if it is still listed. While a Job controller backs
+    off, its evicted pods stay listed for minutes, until it counts them.
     """
     return [
         str(each["metadata"]["name"])
@@ -68,7 +68,7 @@ class StruckTarget:
 
 
 class FaultInjector:
-    """Causes and ends faults. What must be undone is in `repairs` before it is done."""
+    """Causes and ends faults. It adds each repair to `repairs` before it does the damage."""
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ class FaultInjector:
         return StruckTarget(frozenset({job} if job else self._jobs))
 
     def end(self, planned: PlannedFault) -> None:
-        """End the fault, and return when what it struck is ready again, such as a node."""
+        """End the fault, and return when what it struck, such as a node, is ready again."""
         self._repairs.carry_out(planned.kind)
 
     def hosts_all_supervisors(self, node: str) -> bool:
-        """Return True if no other node has a supervisor: then no job recovers while the node is lost."""
+        """Return True if no other node has a supervisor, so no job recovers while the node is lost."""
         labels = "labelSelector=app.kubernetes.io/component=supervisor"
         found = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods?{labels}")["items"]
         return all(pod["spec"].get("nodeName") in (None, node) for pod in found)
@@ -123,7 +123,7 @@ class FaultInjector:
     # -- one job
 
     def _strike_rank(self, kind: str, job: str, rank: int) -> None:
-        """Send a signal without the supervisor, so that this works during a takeover. All else is a drill."""
+        """Send a signal directly, because this also works during a takeover. All other faults are drills."""
         if kind in _SIGNALS:
             self._jobs[job].training.signal_rank(rank, _SIGNALS[kind])
         else:
@@ -190,7 +190,7 @@ class FaultInjector:
         return StruckTarget(frozenset(name for name in nodes if node in nodes[name].values()), node, counted)
 
     def _of_jobs_on(self, node: str) -> tuple[str, ...]:
-        """Return for each pod of a Job on the node the name of that job, also if the pod is a standby now."""
+        """Return the job's name for each pod of a Job on the node, even if the pod is a standby now."""
         return tuple(
             name
             for name, each in self._jobs.items()
@@ -252,6 +252,6 @@ class FaultInjector:
 
 
 def _run(variable: str, *words: str) -> None:
-    """Run the command that an environment variable has. Ctrl-C does not reach it."""
+    """Run the command in an environment variable. Ctrl-C does not reach it."""
     command = [*shlex.split(os.environ[variable]), *words]
     subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_S, start_new_session=True)

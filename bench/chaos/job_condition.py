@@ -11,12 +11,12 @@ from bench.chaos.job_table import ChaosJob
 from supervisor.cluster.supervision.contents import mapping
 from supervisor.observability import short_status
 
-STEPS = 5  # a job trains again once it has made this many steps since the fault
+STEPS = 5  # a job trains again if it has completed this many steps since the fault
 
 
 @dataclass(frozen=True, slots=True)
 class JobCondition:
-    """What the Supervision of a job says.
+    """The condition of a job, according to its Supervision.
 
     `unrest` says why the job is not calm; "" if it is. A calm job trains on all of its members, and its
     standbys are warm, so it survives the next fault. `exit_code` is None until the run has ended.
@@ -73,9 +73,9 @@ def _unrest(
 
 
 def why_not_back(job: ChaosJob, now: JobCondition, since: JobCondition, *, whole: bool) -> str:
-    """Return why a job has not recovered from a fault before which it was as in `since`; "" if it has.
+    """Return why a job has not recovered from a fault; "" if it has.
 
-    With `whole`, its standbys must be ready as well.
+    `since` is its condition before the fault. With `whole`, its standbys must be ready as well.
     """
     if now.exit_code == 0:
         return ""
@@ -91,7 +91,7 @@ def why_not_back(job: ChaosJob, now: JobCondition, since: JobCondition, *, whole
 
 
 def missing_sign(sign: FaultSign, now: JobCondition, since: JobCondition, restarts: int) -> str:
-    """Return which sign of a fault is still missing in a job that it has struck; "" if it is there.
+    """Return which sign of a fault is still missing in a job that the fault struck; "" if none is missing.
 
     `restarts` is the number of its containers that have been restarted since the fault.
     """
@@ -111,7 +111,7 @@ def recent(status: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def new_incidents(status: Mapping[str, Any], known: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what is reported of the incidents whose ids are not `known`."""
+    """Return the reported incidents whose ids are not in `known`."""
     kept = ("id", "kind", "rank", "step", "remedy", "detected_s", "recovered_s", "lost_steps", "why")
     past = set(known)
     return [{key: each.get(key) for key in kept} for each in recent(status) if each.get("id") not in past]

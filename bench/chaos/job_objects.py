@@ -19,7 +19,7 @@ _APART = {"labelSelector": {"matchLabels": _LABELS}, "topologyKey": "kubernetes.
 def objects(job: ChaosJob, steps: int, pace_s: float) -> list[dict[str, Any]]:
     """Return the objects of a job that trains for `steps` steps. All jobs do the same training."""
     given = {
-        # The floor is above the longest step that a busy machine makes; a rank that spins counts as hung.
+        # The floor is above the longest step on a busy machine; a rank that spins counts as hung.
         "holdfast.dev/hang-floor": "15s",
         "holdfast.dev/max-restarts": "100000",
     }

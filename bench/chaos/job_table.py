@@ -9,7 +9,7 @@ from bench.chaos.fault_table import JobKind
 
 @dataclass(frozen=True, slots=True)
 class ChaosJob:
-    """One job. Its members are on different nodes, so that no fault of a node takes all of them."""
+    """One job. Its members are on different nodes, so that no fault of a node ends all of them."""
 
     name: str
     kind: JobKind

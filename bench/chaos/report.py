@@ -32,7 +32,7 @@ class StruckFault:
 
     @property
     def untrained_s(self) -> float:
-        """The longest time that one job was without training."""
+        """The longest time for which one job did not train."""
         found = {
             name: sum(each["recovered_s"] or 0.0 for each in those) for name, those in self.incidents.items()
         }
@@ -47,7 +47,7 @@ class StruckFault:
 
 @dataclass(slots=True)
 class JobResult:
-    """How a job ended. `digests` are those of all ranks; None if it printed none."""
+    """How a job ended. `digests` contains the digests of all ranks; None if the job printed none."""
 
     name: str
     succeeded: bool = False
@@ -165,7 +165,7 @@ def is_equal(found: Mapping[str, Any] | None, reference: Mapping[str, Any] | Non
 
 
 def _steps_lost(faults: Sequence[StruckFault]) -> Verdict:
-    """Judge the incidents of faults without a second one, each by the table."""
+    """Judge the incidents of single faults, each by its limit in the table."""
     over = [
         f"{each.planned.kind} {each.planned.number}: {each.lost}"
         for each in faults

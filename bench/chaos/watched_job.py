@@ -40,7 +40,7 @@ class WatchedJob:
     def look(self) -> JobCondition | None:
         """Read the job; None if the API server does not answer or the job is not supervised yet.
 
-        The pods of a StatefulSet are restarted when the training has ended, so their output is kept at once.
+        The pods of a StatefulSet are restarted after the training ends, so their output is saved at once.
         """
         status = answered(self.training.status)
         if not status:
@@ -61,7 +61,7 @@ class WatchedJob:
         return sum(restarts(self.training.pods()).values())
 
     def nodes(self) -> dict[int, str]:
-        """Return the node of each rank's pod, as far as it is known."""
+        """Return the node of each rank's pod, if it is known."""
         where = {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in self.training.pods()}
         found: dict[int, str] = {}
         for member in self.training.view().get("members", ()):
@@ -81,7 +81,7 @@ class WatchedJob:
     # -- the end
 
     def owner_has_succeeded(self) -> bool:
-        """Return True once the owner reports success. A StatefulSet does not, so its run must have."""
+        """Return True if the owner reports success. For a StatefulSet, which does not, the run must have."""
         if self.job.kind == "StatefulSet":
             return self.condition is not None and self.condition.exit_code == 0
         wanted = "Complete" if self.job.kind == "Job" else "Succeeded"

@@ -2,7 +2,7 @@
 
 The cluster is the one in KUBECONFIG. Holdfast, Kubeflow's training operator and the image
 holdfast-trainer:dev must be installed there. If one is missing, or the API server does not respond, the bench
-says so before it creates anything, with exit code 2.
+reports this and exits with code 2 before it creates anything.
 
 The same script trains in two PyTorchJobs, one after the other, each with two pods of one rank. One is
 annotated for Holdfast; the other starts its ranks with torchrun and `--max-restarts`. Under torchrun nothing
@@ -142,7 +142,7 @@ class ClusterBench:
         return subprocess.run(self._command(words), capture_output=True, check=False).returncode == 0
 
     def _refuse_restarted(self, mode: str) -> None:
-        """Raise `RuntimeError` if a container was restarted, as that would not be a recovery in place."""
+        """Raise `RuntimeError` if a container was restarted, because that is not a recovery in place."""
         if mode != "holdfast":
             return
         listed = json.loads(self._kubectl("get", "pods", "-l", f"{JOB_LABEL}={mode}", "-o", "json"))["items"]
@@ -227,7 +227,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="S",
         help="time limit for each recovery; if torchrun takes longer, the recovery counts as this long",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of pods and moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed for choosing pods and times")
     parser.add_argument("--strict", action="store_true", help="exit with code 1 if a target is missed")
     return parser.parse_args(argv)
 

@@ -53,7 +53,7 @@ def problem(found: FoundInstallation) -> str:
 
 
 def check() -> None:
-    """Check that kubectl is installed and that Holdfast is ready in the cluster of KUBECONFIG.
+    """Check that kubectl is installed and that Holdfast is ready in the cluster that KUBECONFIG selects.
 
     Raises `BadInput` with one line that says what is missing. Changes nothing on the cluster, and takes at
     most a few seconds if the API server does not respond.
@@ -69,7 +69,7 @@ def check() -> None:
 
 
 def ready_nodes(least: int) -> list[str]:
-    """Return the names of the nodes that are ready and take pods.
+    """Return the names of the nodes that are ready and accept pods.
 
     Raises `BadInput` if there are fewer than `least`.
     """

@@ -1,4 +1,4 @@
-"""The objects of the cluster's benches: a script in a ConfigMap, and pods that train it. Pure."""
+"""The objects of the cluster benches: a script in a ConfigMap, and pods that train it. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def script(path: Path) -> dict[str, Any]:
 
 
 def pytorch_job(name: str, pods: int, template: Mapping[str, Any], restart: str) -> dict[str, Any]:
-    """Return a PyTorchJob of so many pods with one rank each. `restart` is their restart policy."""
+    """Return a PyTorchJob of `pods` pods with one rank each. `restart` is their restart policy."""
     replicas = {"replicas": 1, "restartPolicy": restart, "template": template}
     return {
         "apiVersion": "kubeflow.org/v1",

@@ -99,9 +99,9 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 def parts(keeper: int, processes: Mapping[int, Process], ranks: Iterable[int]) -> dict[int, str]:
     """Return which part of a `holdfast run` each of its processes is, by PID.
 
-    The parts are: keeper, supervisor, sidecar, template (from which launchers are forked), parts (from which
-    supervisor and sidecars are forked), launcher, rank, warm (a warm process or the launcher's zygote; see
-    `zygotes`) and other.
+    The parts are: keeper, supervisor, sidecar, template (the fork server of launchers), parts (the fork
+    server of the supervisor and the sidecars), launcher, rank, warm (a warm process or the launcher's zygote;
+    see `zygotes`) and other.
     """
     training = set(ranks)
     names: dict[int, str] = {keeper: "keeper"} if keeper in processes else {}

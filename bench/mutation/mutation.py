@@ -129,7 +129,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "mutants", nargs="*", metavar="PATTERN", help="names of mutants; * and ? are wildcards"
     )
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="number to draw; 0: all of them")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the draw")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument("--report", action="store_true", help="print the results so far, check nothing")
     options = parser.parse_args(argv)
     if options.sample < 0:

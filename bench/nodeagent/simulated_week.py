@@ -31,7 +31,7 @@ GROWTH_MB = 2.0
 
 
 def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the memory after each day, the number of observations, and the seconds they took in total."""
+    """Return the memory after each day, the number of observations, and the total seconds that they took."""
     policy = load()
     evaluator = Evaluator(policy, 575)
     rss_mb, count, began = [], 0, time.monotonic()

@@ -22,14 +22,14 @@ from supervisor.store.run_directory import RunDir
 
 POLL_S = 0.1  # polling more often would take CPU time from the training
 LIMIT_S = 1800.0
-COLD = 4  # the first steps of a block, which do not count, as they find the other side's data in the caches
+COLD = 4  # the first steps of a block do not count, because the other side's data is still in the caches
 SIDES = ("holdfast", "torchrun")
 OURS = ("keeper", "supervisor", "sidecar", "template", "parts", "launcher", "zygote", "warm")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement: `blocks` blocks of `steps` steps for each side, after one that is not counted."""
+    """The measurement: `blocks` blocks of `steps` steps for each side, after an uncounted block."""
 
     blocks: int
     steps: int

@@ -1,9 +1,9 @@
 """A simulated year of pools of 1 to 20 nodes, where rare conditions last for weeks.
 
 In each pool, someone else cordons one node for three weeks. Another node still has an old version of the
-agent when a fault occurs that two sources report. In larger pools, three nodes flap for a week, and another
-node of their rack has such a fault meanwhile. Faults are far more frequent than in reality. When there is an
-alert, operators repair nodes that Holdfast may not take out, such as the only node of a pool.
+agent when a fault occurs that two sources report. In larger pools, three nodes flap for a week, and during
+that week another node in their rack has a fault of this kind. Faults are far more frequent than in reality.
+After an alert, operators repair nodes that Holdfast may not take out, such as the only node of a pool.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Draw recoveries under holdfast and under torchrun: training steps over time, as an SVG file.
 
-Each launcher in turn trains the same small DDP model on two ranks, in steps of 20 ms. In both runs, rank 1
-is killed at the same times, counted from the first step. The script under torchrun saves a checkpoint every
-250 steps (5 s) and resumes from it; torchrun creates a new store at each restart, because some restarts
-hang with its default store. The script under holdfast calls holdfast.join and saves nothing. The picture
-shows one run of each, unedited.
+The two launchers train the same small DDP model on two ranks, one after the other, in steps of 20 ms. In both
+runs, rank 1 is killed at the same times, counted from the first step. The script under torchrun saves a
+checkpoint every 250 steps (5 s) and resumes from it; torchrun creates a new store at each restart, because
+some restarts hang with its default store. The script under holdfast calls holdfast.join and saves nothing.
+The picture shows one run of each, unedited.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="S",
         help="seconds without a step until a group counts as hung",
     )
-    add("--seed", type=int, default=0, help="seed of the choice of ranks and moments")
+    add("--seed", type=int, default=0, help="seed for choosing ranks and times")
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)
     try:

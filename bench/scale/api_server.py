@@ -214,7 +214,7 @@ def place_of(path: str) -> tuple[str, str, str, str]:
 
 
 def is_selected(found: Mapping[str, Any], selector: str) -> bool:
-    """True if the object matches a label selector of the form `a=b` or `!a`, or an empty one."""
+    """True if the object matches a label selector, such as `a=b` or `!a`. An empty selector matches all."""
     labels = found["metadata"].get("labels") or {}
     if selector.startswith("!"):
         return selector[1:] not in labels
@@ -223,7 +223,7 @@ def is_selected(found: Mapping[str, Any], selector: str) -> bool:
 
 
 def has_fields(found: Mapping[str, Any], selector: str) -> bool:
-    """True if the object matches a field selector of the form `a.b=c,d.e!=f`, or an empty one."""
+    """True if the object matches a field selector such as `a.b=c,d.e!=f`. An empty selector matches all."""
     for each in filter(None, selector.split(",")):
         name, _, value = each.partition("=")
         held: Any = found

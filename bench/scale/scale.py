@@ -15,7 +15,7 @@ the sockets.
 
 The limit for the supervisor's CPU applies at rest, that is, while members only train and report.
 Four crashes per second amount to 345,600 faults a day, far more than a cluster of this size has. This phase
-only serves to measure decisions, of which a 99th percentile needs hundreds, so its CPU has no limit.
+only serves to measure decisions, because a 99th percentile needs hundreds of them, so its CPU has no limit.
 """
 
 from __future__ import annotations

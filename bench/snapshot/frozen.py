@@ -43,7 +43,7 @@ ALONE, ASKED, COMPARED, COPIED = (
     "frozen, compared",
     "all copied",
 )
-# The copies that do not count as later ones: one into each slot, and one that compares everything. The kernel
+# The first copies, which are not counted: one into each slot, and one that compares everything. The kernel
 # reports writes only after these copies.
 FIRST = 3
 MORE_S = 0.005  # how much longer a later snapshot may take with the frozen parameters

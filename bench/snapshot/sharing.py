@@ -1,7 +1,7 @@
 """Measure how long several members take to write a checkpoint together, each at the same limited rate.
 
 On a cluster, the network of a node limits how fast a member writes to storage. Here, all members write to one
-directory of this machine, and each of them pauses so that it stays at its rate. The members are parts of one
+directory of this machine, and each of them pauses to stay at its rate. The members are parts of one
 process, with separate servers, connections and threads, and all hold the same snapshot in memory. With one
 member, the checkpoint is written as a single member writes it, at the same rate. Checkpoints of different
 numbers of members are interleaved.

@@ -2,7 +2,7 @@
 
 The time of a snapshot covers everything that a rank does at a step: collect the tensors, claim the slot,
 copy, commit. "The copy in it" covers only the copy: the same call, into a mapping of the same layout. A
-snapshot of equally many tensors of 64 bytes shows what a snapshot costs regardless of size.
+snapshot of the same number of 64-byte tensors shows what a snapshot costs regardless of size.
 
 Snapshot and copy are compared with plain copies of as many bytes between buffers that were touched before,
 into anonymous memory and into memory that is shared through a file system, like the arena's. These are

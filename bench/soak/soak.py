@@ -3,8 +3,8 @@
 The same training first runs without faults. Then it runs on two members and a standby, and one fault follows
 another: SIGKILL, SIGSTOP, a rank that hangs or spins, NaN, an exit, or the loss of a member, a launcher, a
 sidecar or the supervisor. Some faults are followed by a second one during the recovery. At the end, the
-parameters, buffers, optimizer and random states of all ranks must match those of the run without faults. The
-run must not get stuck or leave any process or memory behind.
+parameters, buffers, optimizer and random states of all ranks must be the same as in the run without faults.
+The run must not get stuck or leave any process or memory behind.
 
 With --quiet-faults no fault is injected. The bench then shows whether any part of holdfast grows: its memory,
 its open files, the shared memory, or the run directory.

@@ -3,9 +3,9 @@
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 
 A training script may save into the same directory, under the same names. A writer gives a checkpoint its
-final name only once the manifest is in it, and a removal begins by renaming the manifest. So a directory that
-has content, but neither the manifest nor the renamed manifest, was not written by Holdfast or has been
-damaged. It is listed as `Foreign`, and is never replaced or deleted.
+final name only once the manifest is in it, and a removal begins by renaming the manifest. So if a
+directory has content, but neither the manifest nor the renamed manifest, Holdfast did not write it, or it has
+been damaged. It is listed as `Foreign`, and is never replaced or deleted.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def is_aside(name: str) -> bool:
 
 
 def is_own_name(name: str) -> bool:
-    """Return whether only `name_aside` returns such a name, so even an empty directory is Holdfast's."""
+    """Return whether only `name_aside` can return `name`. Even an empty directory is then Holdfast's."""
     match = _NAME.fullmatch(name)
     return match is not None and match[3] is not None
 
@@ -241,7 +241,7 @@ def verify(found: StoredCheckpoint) -> str | None:
 
 
 def content_fault(found: StoredCheckpoint) -> str | None:
-    """Verify as `verify` does, but raise `Unreadable` if storage fails, as the content may be intact."""
+    """Verify like `verify`, but raise `Unreadable` if storage fails, because the content may be intact."""
     for entry in found.files:
         fault = _size_fault(found.path, entry) or _content_fault(found.path, entry)
         if fault is not None:

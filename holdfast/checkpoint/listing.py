@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import (
     StorageListing,
 )
 
-PATIENCE = 5  # a checkpoint counts as damaged once this many reads of it, over all listings, have failed
+PATIENCE = 5  # after this many failed reads, over all listings, a checkpoint is treated as damaged
 
 
 class ListingReader:
@@ -66,7 +66,7 @@ class ListingReader:
     def count_failed_read(self, name: str, error: catalog.Unreadable) -> None:
         """Count a failed read of the checkpoint `name`.
 
-        Raises `OSError` until `PATIENCE` reads have failed. After that, the checkpoint counts as damaged.
+        Raises `OSError` until `PATIENCE` reads have failed. After that, the checkpoint is treated as damaged.
         """
         self._unread[name] += 1
         if self._unread[name] < PATIENCE:

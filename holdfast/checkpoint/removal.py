@@ -1,4 +1,4 @@
-"""Remove one particular checkpoint from a directory, and never another that has since received its name.
+"""Remove one particular checkpoint from a directory, but never another one that now has the same name.
 
 Another member may replace a checkpoint while this process is stopped between any two system calls. So this
 module never finds the data to delete by the checkpoint's name. It opens the directory, and compares and

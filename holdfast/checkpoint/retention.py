@@ -66,7 +66,7 @@ def is_abandoned(left: Leftover, epoch: int, newest: NewestCheckpoint) -> bool:
 
     Only data that was written before the newest checkpoint may be deleted, and only by a member that obeys no
     lower epoch than the writer and all checkpoints. A writer that obeys an epoch below that of a checkpoint
-    may no longer publish. Any other writer counts as dead if it has written nothing for an hour, because a
+    may no longer publish. Any other writer is assumed dead if it has written nothing for an hour, because a
     live writer writes continuously.
     """
     if newest.epoch > epoch or left.epoch > epoch or left.written_s >= newest.written_s:
@@ -80,7 +80,7 @@ def is_settled(removed_s: float, epoch: int, newest: NewestCheckpoint) -> bool:
     The checkpoint was removed at `removed_s`, and is older than all others. A group resumes from a checkpoint
     that exists, and saves only later steps. So a group can save the removed checkpoint's step again only if
     it started from scratch, or if it resumed before the removal and has saved nothing since. An hour is long
-    enough to rule out the latter.
+    enough to rule out the second case.
     """
     return newest.epoch <= epoch and newest.written_s - removed_s > DEBRIS_AGE_S
 

@@ -1,8 +1,8 @@
 """Split a checkpoint file between the member that writes it and the peers that help.
 
 Each member takes the next piece when it is free, so slow peers write fewer pieces. A peer writes bytes only
-if they match the checksums of the writer's own copy. So whatever a peer writes, even late, is correct, and a
-piece may safely be written twice (ADR 17).
+if they match the checksums of the writer's own copy. So everything that a peer writes is correct, even if
+it is late, and a piece may safely be written twice (ADR 17).
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class SharedFile:
             return None
 
     def _latest(self) -> tuple[SharedPiece | None, float]:
-        """Return a piece that a peer takes too long to write, or how long to wait for such a piece."""
+        """Return a piece that a peer takes too long to write, or how long to wait until there is one."""
         waiting = [
             (begun_s, piece)
             for piece, begun_s in self._begun_s.items()

@@ -1,4 +1,4 @@
-"""Write a batch of files and make them durable together, as concurrent fsyncs take about as long as one.
+"""Write a batch of files and make them durable together: concurrent fsyncs take about as long as one.
 
 Files are copied to storage with direct I/O, so that the disk reads the data straight from the source's pages
 in memory. Going through the page cache would copy each byte twice and fill memory that the training could

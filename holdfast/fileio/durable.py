@@ -90,7 +90,7 @@ def remove_debris(root: Path, *, owned: bool = False) -> None:
     Args:
         root: The directory.
         owned: True if no other process may write to `root`, and this one is not writing to it now. Every
-            temporary file is then debris, whoever wrote it.
+            temporary file is then debris, no matter who wrote it.
 
     Each file is renamed first. A writer that is not dead, but was only stopped for that long, cannot publish
     a file while it is being removed, because only one of the two renames succeeds.

@@ -6,9 +6,9 @@ containers mount it, and on the node only root can reach it. The files that they
 be open to every user as well. In a local run, the same folder belongs to one user, and no other user may
 access it.
 
-A new file or folder appears under its name only with its final rights, whatever the umask, because the other
-process may open it at any time. In a shared folder, symbolic links are not followed. Otherwise, the script
-could make a sidecar that has more rights than the script write to another file.
+A new file or folder appears under its name only with its final rights, regardless of the umask, because the
+other process may open it at any time. In a shared folder, symbolic links are not followed. Otherwise, the
+script could make a sidecar that has more rights than the script write to another file.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ def loads(data: bytes, *, max_values: int) -> object:
 
     Raises:
         RejectedJson: The text is not UTF-8 or not JSON, has too many values, is nested too deeply, or
-        contains
-            NaN, Infinity, a duplicate name, or an integer of more than about 64 bits.
+            contains NaN, Infinity, a duplicate name, or an integer of more than about 64 bits.
     """
     # Every list, every object and every item after the first needs one of these characters, so their number
     # bounds the memory.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector tracks objects of such a type
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: the collector tracks objects of this type
 _MANY = 10_000  # how many objects are passed to one call of gc.get_referents
 _DEEP = 2  # how many levels of references to follow from a thread's frame, such as an attribute of an object
 _NOT_HELD = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
@@ -21,7 +21,7 @@ FileAction = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: the module and name of its class, and the functions that complete such a file."""
+    """One kind of file: the module and name of its class, and the functions that complete the file."""
 
     module: str
     name: str

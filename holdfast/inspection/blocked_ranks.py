@@ -1,6 +1,6 @@
 """Decide whether a rank in a collective is at rest: only data from a peer can then wake it.
 
-A rank counts as at rest only if all of the following are observed:
+A rank is considered at rest only if all of the following are observed:
 
 - Its main thread is in a collective that torch runs on gloo.
 - Each thread waits for a lock that only this process can release. The wait either has no time limit or has a

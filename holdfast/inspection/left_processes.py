@@ -1,12 +1,12 @@
-"""Tell orphans of dead ranks from those of live ranks, and find orphans that are still working.
+"""Tell orphans of dead ranks from orphans of live ranks, and find orphans that are still working.
 
 Pure except for reading /proc.
 
 The launcher inherits two kinds of orphans: processes that dead ranks left behind, and background processes of
 live ranks. A rank leads a session, which includes the processes that it starts, such as data loader workers,
 compile workers or a background server. A process that created its own session still has the rank's
-environment, which contains the generation. A process that shares neither the session nor the environment of a
-rank may belong to any live rank that started before it.
+environment, which contains the generation. If a process shares neither the session nor the environment of a
+rank, it may belong to any live rank that started before it.
 
 A successful script may leave an upload running, which must be able to finish as it would without Holdfast. It
 may also leave a helper that waits for requests and never ends. They can be told apart because only the upload
@@ -130,7 +130,7 @@ class BackgroundProcesses:
     _resting: set[int] = field(default_factory=set)
 
     def resting(self, pids: Iterable[int], now_s: float) -> set[int]:
-        """Return those of `pids` that were nearly idle for a whole window, in this call or an earlier one."""
+        """Return the `pids` that were nearly idle for a whole window, in this call or an earlier one."""
         for pid in pids:
             if pid in self._resting:
                 continue

@@ -8,8 +8,8 @@ excluded, and a part that is only waiting for a core gets a longer limit.
 A rank that a signal has stopped (state T) makes no progress until it is continued, so its phase's time limits
 do not apply. A single reading does not prove that a rank is stopped. After a machine was suspended, or after
 a whole job was stopped and continued, the watcher may run a moment before the other processes. A process
-therefore counts as stopped only if every reading over a period finds it stopped, and the watcher itself ran
-throughout that period.
+is therefore considered stopped only if every reading over a period finds it stopped, and the watcher itself
+ran throughout that period.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HeartbeatSilence:
 
 
 def verdict(silent_s: float, state: str, who: str = "its launcher") -> str:
-    """Return why a part that has been silent for `silent_s` counts as unresponsive, or "" if it does not.
+    """Return why a part that has been silent for `silent_s` is unresponsive, or "" if it is not.
 
     `state` is the letter of its process state (see proc(5)), or `UNKNOWN`. `who` names the part in the
     message.

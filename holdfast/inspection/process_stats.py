@@ -147,7 +147,7 @@ def _has_device(pid: int) -> bool:
     except OSError:
         return True
     for name in names:
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # it has been closed
             if os.readlink(f"{folder}/{name}").startswith(_DEVICES):  # noqa: PTH115
                 return True
     return False

@@ -1,8 +1,8 @@
 """Classify a thread's wait by its system call. Pure.
 
 The kernel shows the number and the arguments of the call in /proc/PID/task/TID/syscall. The classes separate
-waits that an outside event can end from waits that only the process itself can end. The latter are waits for
-private locks, which no other process can release.
+waits that an outside event can end from waits that only the process itself can end. Only a wait for a private
+lock is of the second kind, because no other process can release such a lock.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def deadline(syscall: str, machine: str) -> tuple[int, bool] | None:
     """Return the memory address of the deadline of a thread's `TIMED_LOCK`, and the deadline's clock.
 
     The clock is True for the wall clock and False for the monotonic clock. Returns None for any other wait,
-    and also if the wait has a duration instead of a deadline, because it is not known when the wait started.
+    and for a wait with a duration instead of a deadline, because it is not known when that wait started.
     """
     if of(syscall, machine) != TIMED_LOCK:
         return None

@@ -5,9 +5,9 @@ the script's connection. Such a text therefore counts only if torch's collective
 calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
 code repeats it.
 
-In case of doubt, a rank counts as a victim. The supervisor then waits briefly for the cause to appear. If
-none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
-victim could end a run that had merely lost a peer.
+If there is doubt, a rank is treated as a victim. The supervisor then waits briefly for the cause to appear.
+If none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming
+a victim could end a run that has only lost a peer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIGNS = (
     "monitoredBarrier",
 )
 _PLAIN = SIGNS[:6]  # the signs that are enough to explain the failure to a reader
-_MOST = 80  # the maximum number of characters to show of a text without such a sign
+_MOST = 80  # the maximum number of characters to show of a text without one of these signs
 _TYPES = frozenset({"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
 # Texts that only torch's C++ code uses. Other libraries do not report a lost connection in these words.
 _TORCH_SAYS = re.compile(
@@ -111,7 +111,7 @@ def mismatch(text: str) -> str:
         return ""
     sizes = _SIZES.search(text)
     detail = f" (it was sent {sizes[1]} bytes and expected {sizes[2]})" if sizes is not None else ""
-    return f"its collective does not match that of another rank{detail}"
+    return f"its collective does not match another rank's{detail}"
 
 
 def lost_peers(text: str) -> str:

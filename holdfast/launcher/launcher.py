@@ -252,7 +252,7 @@ class Launcher:
     def _unstartable_ending(self, error: Unstartable) -> Ending:
         """Return the ending to report for a rank whose process cannot be started.
 
-        It counts as bad input only if the command has never run. Otherwise the cause may be temporary.
+        It is reported as bad input only if the command has never run. Otherwise the cause may be temporary.
         """
         now_ns = time.monotonic_ns()
         launch = self.group.launch
@@ -390,7 +390,7 @@ class Launcher:
             self._leave()
 
     def _leave(self) -> None:
-        """Obey a signal to end. In a pod, first give the supervisor time to have the state saved.
+        """End because of a signal. In a pod, first give the supervisor time to have the state saved.
 
         The supervisor orders the launcher to stop once the state is saved. If there is no sidecar, or if no
         order arrives in time, the launcher kills the ranks, as the kubelet would do anyway. Its exit code

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# The shortest wait, as a fraction of a period. A thread that woke slightly early thus skips the imminent
+# The shortest wait, as a fraction of a period. So a thread that woke slightly early skips the imminent
 # tick.
 LEAST = 0.1
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-# How late a healthy loop can run on a busy machine. Only lateness beyond this counts as time when the process
-# did not run.
+# How late a healthy loop can run on a busy machine. Only lateness beyond this is treated as time when the
+# process did not run.
 NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers

@@ -43,7 +43,7 @@ def visible_devices(given: Mapping[str, str], rank: int, local_rank: int, nproc:
 def uses_cuda(descriptors: Path = Path("/proc/self/fd"), driver: Callable[[], int] | None = None) -> bool:
     """Return True if this process has called CUDA, which fixes the GPUs that it sees.
 
-    A forked process cannot use CUDA if its parent did, and counts as having used it.
+    A forked process cannot use CUDA if its parent did. It is then treated as having used CUDA.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -11,8 +11,8 @@ CHUNK_BYTES = 64 << 10  # the limit on one read from a file, to keep one rank fr
 POLL_BYTES = 1 << 20  # the limit on a poll of all files; later polls read the remainder of a burst
 BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
-# Each poll lists this many of the latest folders, both by time and by number: those of the current and the
-# previous generation.
+# Each poll lists this many of the latest folders, both by time and by number: the folders of the current and
+# the previous generation.
 HOT = 2
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")

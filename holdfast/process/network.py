@@ -77,10 +77,11 @@ def listen_everywhere(port: int, backlog: int) -> socket.socket:
 def end_if_unreachable(connection: socket.socket, after_s: float) -> None:
     """End a TCP connection with an error if its other host has not answered for about `after_s`.
 
-    The kernel gives up data that is not acknowledged for so long, and asks for an answer if there is no data
-    to send. Without this, a connection to a host that has lost its power ends after a quarter of an hour, and
-    the kernel waits ever longer before it repeats data, even after the network is back. A stopped process at
-    the other end does not end the connection, because its kernel answers while it has room for the data.
+    The kernel gives up on data that is not acknowledged for that long, and sends probes if there is no data
+    to send. Without this limit, a connection to a host that has lost power ends only after a quarter of an
+    hour, and the kernel waits longer and longer before it resends data, even after the network is back. A
+    stopped process at the other end does not end the connection, because its kernel answers while it has room
+    for the data.
     """
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return

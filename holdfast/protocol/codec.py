@@ -331,13 +331,13 @@ def _read_anything(value: Any, lenient: bool) -> Any:
     return value
 
 
-# The first test of each of these readers accepts almost every value of a report, of which there are hundreds.
+# A report has hundreds of values. The first test in each of these readers accepts almost all of them.
 def _read_number(value: Any, lenient: bool) -> Any:
     if type(value) is float and -MAX_FLOAT <= value <= MAX_FLOAT:
         return value
     if type(value) is not float and type(value) is not int:
         raise _Misfit(f"{_short(value)} is not float")
-    if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, as comparisons with it are false
+    if not -MAX_FLOAT <= value <= MAX_FLOAT:  # also true for NaN, because comparisons with it are false
         raise _Misfit(f"{_short(value)} is not a finite number")
     return float(value)
 

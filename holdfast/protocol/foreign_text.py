@@ -2,7 +2,7 @@
 
 The limits apply to the encoded size of a text, because in JSON a character outside ASCII takes 6 or 12 bytes.
 They apply to the texts of all ranks together, to keep a message within the size that a peer accepts even with
-many ranks. Each rank has an equal share, whatever the others print, so a text does not change when another
+many ranks. Each rank has an equal share, no matter what others print, so a text does not change when another
 rank ends. A launcher's whole state is at most about 3.5 MiB, half of it numbers and names.
 
 Ranks' output, exception messages and kernel log lines are made harmless by removing everything that would
@@ -112,7 +112,7 @@ def harmless(text: str, *, colour: bool) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` as one line without escape sequences, so that no part of it looks like a line of ours."""
+    """Return `text` as one line without escape sequences, so no part of it looks like one of our lines."""
     if text.isprintable():
         return text
     return harmless(_LINE_ENDS.sub(" ", text.expandtabs(1)), colour=False)

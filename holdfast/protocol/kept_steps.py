@@ -1,4 +1,4 @@
-"""Choose the steps whose private states are kept: all recent steps, and ever fewer of the older steps.
+"""Choose the steps whose private states are kept: all recent steps, and fewer and fewer older steps.
 
 The kept older steps are spaced like the marks of a ruler. A step's place depends on its number of trailing
 zero bits and on the bit above its lowest set bit. A step therefore replaces only the step 2^(zeros + 2)

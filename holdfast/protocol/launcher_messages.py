@@ -88,8 +88,8 @@ class StartTimes:
     restored_ns: int = 0
     first_step_ns: int = 0
     goal: int = 0
-    resizes: bool = field(default=False, metadata=added())  # the script can go on with other numbers of ranks
-    fixed_by: str = field(default="", metadata=added())  # if not: why, as a clause
+    resizes: bool = field(default=False, metadata=added())  # the script accepts other numbers of ranks
+    fixed_by: str = field(default="", metadata=added())  # if it does not: why, as a clause
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class RankInspection:
     traced: bool = False  # whether a debugger is attached
     moved: bool = False  # whether other functions were running at the end of the window than at its beginning
     io_bytes: int = 0  # the bytes that the process and its descendants read and wrote
-    # How the threads wait, without duplicates. The main thread's wait comes first, followed by those of the
-    # other Python threads and the native threads.
+    # How the threads wait, without duplicates. The main thread's wait comes first, followed by the waits of
+    # the other Python threads and the native threads.
     calls: tuple[str, ...] = field(default=(), metadata=at_most(MAX_CALLS))
     children: int = 0  # the number of descendants that compute, read, write, or wait with a timeout
     children_cpu_s: float = 0.0
@@ -199,7 +199,7 @@ class RankStart:
     devices: str = ""  # the rank's CUDA_VISIBLE_DEVICES; "" for the value of the launcher
     # the rank, in the group that saved the state, whose private state it starts from; -1: the same number
     state_of: int = field(default=-1, metadata=added())
-    # Another rank goes on with the same private state, so this one needs random numbers of its own.
+    # Another rank also continues from this private state, so this rank needs its own random numbers.
     is_shared: bool = field(default=False, metadata=added())
 
     @property
@@ -245,7 +245,7 @@ class Launch:
     loss_jump: float = defaults.LOSS_JUMP  # 0 if jumps are not detected
     loss_jump_fault: bool = False  # whether a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    # How long to wait for a live peer: longer than any limit beyond which a peer counts as late.
+    # How long to wait for a live peer. This is longer than any limit after which a peer is late.
     patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
     grace_s: float = defaults.GRACE_S  # the time limit for the finalizers of a script that has ended
@@ -253,8 +253,8 @@ class Launch:
     # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
     # a rack need it, and only on a cluster, where the Supervision contains it.
     backups: tuple[int, ...] = field(default=(), metadata={"in_journal": False, **added()})
-    # If the group that saved the state had another size: for each member, the position in that group whose
-    # ranks' private states it goes on with; -1 if it is new. () if each goes on with those of its position.
+    # If the group that saved the state had another size: for each member, the position in that group from
+    # whose ranks' private states it continues; -1 if it is new. () if each member keeps its position.
     states_of: tuple[int, ...] = field(default=(), metadata=added())
     # whether the user allows other numbers of ranks, so that the ranks report whether the script does
     may_resize: bool = field(default=False, metadata=added())

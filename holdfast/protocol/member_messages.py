@@ -93,8 +93,8 @@ class RankStall:
 
     `phase_name` is the name of `phase`, or `progress.NOT_BEGUN`; the label of a pause is in `RankProgress`.
     `limited` is True if the phase has its own limit and has exceeded it: a first step, a pause or an end.
-    `begun` is False if the script does not call `holdfast.join` and Holdfast has observed no step of it,
-    because such a script's steps may not be observable.
+    `begun` is False if the script does not call `holdfast.join` and Holdfast has observed none of its steps.
+    The steps of a script that does not call `holdfast.join` may not be observable.
     """
 
     rank: int

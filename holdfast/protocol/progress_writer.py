@@ -465,7 +465,7 @@ def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
 
     Of the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
     steps on high marks, which are a second or more apart. Without this rule, if steps take only a few
-    milliseconds, newer steps would displace such a step before a sidecar has read it.
+    milliseconds, newer steps would displace a copied step before a sidecar has read it.
     """
     if not words[places]:
         return words[:places]

@@ -40,7 +40,7 @@ class ArenaBusy(Exception):
 
 
 class CorruptSnapshot(ValueError):
-    """The received bytes are not those of the announced snapshot."""
+    """The received bytes are not the bytes of the announced snapshot."""
 
 
 class Arena:

@@ -1,7 +1,7 @@
 """Record which complete snapshot each slot of an arena holds, and the snapshot's checksum.
 
 All processes of a member map one page with two commit records and two seals, each with its own CRC32. A
-record that is torn or that Holdfast did not write fails its CRC check and counts as missing. No other
+record that is torn or that Holdfast did not write fails its CRC check and is treated as missing. No other
 recovery is needed.
 """
 
@@ -89,7 +89,7 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a sequence number higher than that of any earlier commit, including discarded commits."""
+        """Return a higher sequence number than any earlier commit has, including discarded commits."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 

@@ -157,8 +157,9 @@ def remove_if_abandoned(member: Path) -> None:
 def is_abandoned(run: Path, *, without_owner: bool = False) -> bool:
     """Return whether the run's keeper has exited, and no process holds the lock on `OWNER`.
 
-    `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because such
-    a folder may not belong to a run. Code that finds folders by the name pattern of runs uses True.
+    `without_owner` is the result for a folder that does not contain `OWNER`. Members use False, because a
+    folder without `OWNER` may not belong to a run. Code that finds folders by the name pattern of runs uses
+    True.
     """
     try:
         descriptor = os.open(run / OWNER, os.O_RDWR | os.O_CLOEXEC)

@@ -2,7 +2,7 @@
 
 The rank writes an entry in every step, without a system call. The sidecar, or a process that takes over the
 rank, can read the file at any time, even during a write or after the writer was killed. An entry whose record
-fails its CRC check counts as missing.
+fails its CRC check is treated as missing.
 
 The file consists of a header page and one entry for each place of the ruler (`holdfast.protocol.kept_steps`).
 An entry has a record of 64 bytes and room for `capacity` bytes. If states are larger than 1 MiB, there are

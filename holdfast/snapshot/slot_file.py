@@ -4,9 +4,9 @@ To access the content, a process holds the file's flock: exclusive to write, sha
 releases the lock when the process exits, so a dead writer blocks no other process. The lock also keeps a file
 from shrinking while it is being read, which would cause a SIGBUS.
 
-A forked child, such as a DataLoader worker, would share its parent's open file and with it the lock, which
-would then remain held after the parent's death. So a child closes the files that its parent has locked. The
-child cannot close the descriptor inside a mapping, however, so the file is opened a second time for each
+A forked child, such as a DataLoader worker, would share its parent's open file, and therefore the lock. The
+lock would then remain held after the parent's death. So a child closes the files that its parent has locked.
+However, the child cannot close the descriptor inside a mapping, so the file is opened a second time for each
 mapping.
 """
 

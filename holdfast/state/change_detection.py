@@ -395,7 +395,7 @@ def _is_plain(value: Any) -> bool:
 def _attributes(value: Any) -> list[Any]:
     """Return the attributes of a scheduler or a scaler.
 
-    The first call of a scaler's `scale()` creates tensors. Until such a tensor changes, None represents it,
+    The first call of a scaler's `scale()` creates tensors. Until one of them changes, None represents it,
     because creating it does not change the state.
     """
     import torch

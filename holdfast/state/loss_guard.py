@@ -1,4 +1,4 @@
-"""Distinguish a loss that has diverged from one that is merely noisy. Pure.
+"""Distinguish a loss that has diverged from a loss that is only noisy. Pure.
 
 A false alarm costs a rollback, and maybe the whole run, because the same batch would produce the same loss
 again. So a loss counts as a jump only if its rise above the median of recent losses exceeds all four of these

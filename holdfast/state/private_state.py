@@ -96,8 +96,8 @@ class PrivateState:
                     self._aliases.append((place, known))
         self._tied = _tied(modules, self._buffers)
         everywhere = [*self._buffers, *(place for place, _ in self._aliases)]
-        # Maps each section that every optimizer step turns into a copy of another section to that other
-        # section.
+        # If every optimizer step turns a section into a copy of another section, this maps the first section
+        # to the second one.
         self._copies: dict[str, str] = {}
         self._no_copies: set[str] = set()  # sections that once differed from the expected copy
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
@@ -372,7 +372,7 @@ class PrivateState:
         self._generators.restore(sections)
 
     def reseed_random(self, *what: object) -> None:
-        """Seed every generator with a hash of `what`, for a rank whose state is that of another one, too."""
+        """Seed every generator with a hash of `what`, for a rank that shares its restored state."""
         self._generators.seed(what)
 
     def _distinct_buffers(self) -> Iterator[_Place]:

@@ -33,7 +33,7 @@ from holdfast.state.capture import (
 if TYPE_CHECKING:
     import torch
 
-OWN_PREFIX = "holdfast."  # of the names in a snapshot's document that are not names of objects
+OWN_PREFIX = "holdfast."  # in a snapshot's document, names with this prefix are not names of objects
 _REFERENCE = {TENSOR, STRIDE, HOST}
 _ONE_FOR_ALL = (
     "was saved only once for all ranks, so every rank starts with that state, even if their states"

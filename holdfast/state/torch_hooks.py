@@ -72,7 +72,7 @@ def classify(
 def is_custom_scheduler(value: Any, objects: Mapping[str, Any]) -> bool:
     """Return whether `value` is a scheduler of a class that is not torch's. Such a scheduler is replicated.
 
-    An object counts as such a scheduler if all these conditions are met:
+    An object is treated as such a scheduler if all these conditions are met:
 
     - It has a `step` method, and refers to at least one of the optimizers among `objects`.
     - Its other attributes are plain values, torch's schedulers and functions. An object that also refers to a

@@ -3,7 +3,7 @@
 A step's samples, and the random numbers that a dataset augments them with, depend only on (seed, step, rank,
 world sizes so far), not on the process that loads them. So there is no position to save. A loop that resumes
 at step n begins with the batch of step n, and reloads batches that were prefetched before the fault. If the
-number of ranks changes, the epoch goes on with the samples that follow.
+number of ranks changes, the epoch continues with the samples that follow.
 """
 
 from __future__ import annotations

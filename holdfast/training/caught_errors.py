@@ -5,8 +5,8 @@ such a script commits the step without an update, or with gradients that lack th
 does not report exceptions that a script catches. So a step is suspect if its optimizers wrote nothing, if one
 of its backward passes or collectives failed, or if it had fewer backward passes than the previous step.
 
-A script may do any of this on purpose, so a suspect step normally counts. It is refused only if a connection
-to a peer is closed as well, because then the group cannot have completed the step.
+A script may do any of this on purpose, so a suspect step is normally accepted. It is refused only if a
+connection to a peer is closed as well, because then the group cannot have completed the step.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class CaughtErrorCheck:
         failed = self._pass_failed() or (not written and _activity.failed != self._failed)
         if failed or not written:
             self._refuse_if_peer_is_lost(
-                failed, f"step {step}: the step would count without an update, because a peer was lost"
+                failed, f"step {step}: the step would be counted without an update, because a peer was lost"
             )
 
     def committed(self) -> None:

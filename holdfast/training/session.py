@@ -66,18 +66,19 @@ class Session:
 
     @property
     def resized(self) -> tuple[int, int] | None:
-        """The old and the new number of ranks until the first loop begins, if it has changed; otherwise None.
+        """The old and the new number of ranks; None if it has not changed, or if the first loop has begun.
 
-        The protected state was then saved by the old number of ranks.
+        If the number has changed, the protected state was saved by the old number of ranks.
         """
         return self._rank.sizes.resized
 
     def on_resize(self, function: OnResize) -> OnResize:
-        """Let the group go on with fewer members, and call `function(old, new)` when the world size changes.
+        """Let the group continue with fewer members; call `function(old, new)` when the world size changes.
 
-        Whether it may, and with how many, is set by `--min-members`. The call is made on every rank, after
-        the state was restored and before the first step, with the old and the new number of ranks. It adapts
-        what depends on that number, such as a sampler or the learning rate. Can be used as a decorator.
+        `--min-members` sets whether the group may continue with fewer members, and with how many. Every rank
+        calls `function` with the old and the new number of ranks, after the state has been restored and
+        before the first step. The function adapts what depends on that number, such as a sampler or the
+        learning rate. Can be used as a decorator.
 
         Raises:
             BadInput: `function` cannot be called, or a loop over the steps has already begun.
@@ -375,7 +376,7 @@ def _from_environment() -> launcher_channel.LauncherChannel | None:
 def _inherited_control(number: str) -> socket.socket:
     """Return the connection to the launcher, which this process has inherited as the descriptor `number`.
 
-    Raises BadInput if that descriptor is not such a connection.
+    Raises BadInput if that descriptor is not a connection to the launcher.
     """
     try:
         control = socket.socket(fileno=int(number))

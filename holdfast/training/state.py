@@ -77,7 +77,7 @@ class State:
         }
 
     def _protect(self) -> Protection | None:
-        """Return this rank's protection; None without a launcher, and thus without a memory volume."""
+        """Return this rank's protection; None without a launcher, because there is no memory volume."""
         channel = self._rank.channel
         if channel is None:
             return None
@@ -132,8 +132,8 @@ class State:
 
         `count` is the number of steps in the whole training, counted from its beginning, not in an epoch.
 
-        A step counts only once it is committed. If the script leaves a step with `continue` or `break` and
-        without a commit, the step is yielded again. It is yielded up to three times in total.
+        A step counts only after it is committed. If the script leaves a step with `continue` or `break`
+        without committing it, the step is yielded again, up to three times in total.
 
         Raises:
             BadInput: `count` is not a whole number or is negative; the loop is inside another loop; or the

@@ -1,8 +1,8 @@
-"""Record how many ranks the group had in which steps, and how the script goes on with another number.
+"""Record how many ranks the group had in which steps, and how the script continues with another number.
 
-Without a replacement for a lost member, a group may go on smaller (`holdfast run --min-members`). What
-depends on the number of ranks, such as the order of the samples, then depends on these sizes. They are saved
-with the state.
+If a lost member has no replacement, the group may continue with fewer members (`holdfast run --min-members`).
+The order of the samples, and anything else that depends on the number of ranks, then depends on these sizes.
+They are saved with the state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WorldSizes:
     """The numbers of ranks of a run, up to this rank's generation."""
 
     def __init__(self, world_size: int, saved_by: int = 0) -> None:
-        """`saved_by` is the number of ranks that saved the state, as the supervisor knows it; 0: the same."""
+        """Begin with what the supervisor knows: `saved_by` ranks saved the state; 0: as many as now."""
         self._now, self._before = world_size, saved_by or world_size
         self.steps: tuple[SizedSteps, ...] = (SizedSteps(0, self._before),)
         self.hook: OnResize | None = None
@@ -51,8 +51,8 @@ class WorldSizes:
     def restore(self, document: Mapping[str, Any], step: int) -> None:
         """Take the sizes from the document of the snapshot of `step`. Raises BadInput if they are invalid.
 
-        The ranks that saved the document knew their number. A supervisor may not, if its predecessor could
-        not record a change. The document therefore takes precedence.
+        The ranks that saved the document knew their number. A supervisor may not know it, if its predecessor
+        could not record a change. The document therefore takes precedence.
         """
         found = document.get(SIZES_KEY)
         if found is not None:
@@ -65,7 +65,7 @@ class WorldSizes:
             self.steps = earlier
 
     def fixed_by(self, private: Mapping[str, Any]) -> str:
-        """Return why the script cannot go on with another number of ranks; "" if it can.
+        """Return why the script cannot continue with another number of ranks; "" if it can.
 
         `private` contains the protected objects whose states are private to a rank.
         """
@@ -84,7 +84,7 @@ class WorldSizes:
         """Call the script's hook if the number of ranks has changed. Return whether it was called.
 
         Raises:
-            BadInput: the number has changed, and the script cannot go on with another number.
+            BadInput: the number has changed, and the script cannot continue with another number.
         """
         resized = self.resized
         if resized is None:
@@ -129,11 +129,11 @@ class SamplePlace:
 
 
 class EpochPlan:
-    """Divides the steps of a run into epochs, also if the number of ranks changes within an epoch.
+    """Divides the steps of a run into epochs, even if the number of ranks changes within an epoch.
 
-    The samples of an epoch keep their order, and a step takes the next ones. A step always takes a whole
-    batch for each rank. After a change of the number of ranks, the last step of the epoch may therefore lack
-    samples. It then takes some from the beginning of the epoch.
+    The samples of an epoch keep their order, and each step takes the next ones. A step always takes a whole
+    batch for each rank. So after the number of ranks has changed, the last step of the epoch may not have
+    enough samples. It then takes some from the beginning of the epoch.
     """
 
     def __init__(

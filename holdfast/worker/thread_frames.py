@@ -85,8 +85,9 @@ _COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 def whereabouts() -> str:
     """Return "collective" if the main thread is inside one of torch's collectives, otherwise "work".
 
-    A torch function that calls a collective counts as a collective. A wait for the result of a collective
-    (`work.wait()`) counts as work, because no frame of torch is on the stack then. So does any other wait.
+    A torch function that calls a collective is also reported as "collective". A wait for the result of a
+    collective (`work.wait()`) is reported as "work", because no frame of torch is on the stack then. The same
+    applies to any other wait.
     """
     ident = threading.main_thread().ident
     frame = thread_frames().get(ident) if ident is not None else None

@@ -134,9 +134,9 @@ class StepCounter:
     """Chooses the one optimizer whose steps count as training steps, so that each step counts once.
 
     It starts with the script's first optimizer. Another optimizer takes over when the counted one no longer
-    exists, or when the other steps twice while the counted one does not step. The count thus continues with
-    the new optimizers of cross-validation folds, training phases and sweeps. A GAN's optimizers step in turn,
-    so only one of them counts.
+    exists, or when the other steps twice while the counted one does not step. So the count continues with
+    the new optimizers of cross-validation folds, training phases and sweeps. A GAN's optimizers alternate, so
+    only one of them counts.
     """
 
     def __init__(self) -> None:

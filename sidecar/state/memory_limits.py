@@ -1,8 +1,8 @@
 """Measure how much memory this member uses, and how much more it can get.
 
-A container can have less memory than its machine. The limits of all of its cgroups therefore count, from this
-process's own up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as free,
-because the kernel reclaims it before it refuses an allocation. Files in a tmpfs do not count as free.
+A container can have less memory than its machine. This module therefore checks the limits of all cgroups from
+this process's own up to the root of the mount, in cgroup versions 1 and 2. The page cache of files counts as
+free, because the kernel reclaims it before it refuses an allocation. Files in a tmpfs do not count as free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    Usage that cannot be read counts as zero, and available memory that cannot be read counts as unlimited, so
+    Usage that cannot be read is reported as zero, and available memory that cannot be read as unlimited, so
     that the supervisor does not refuse a start because of it.
     """
     slots = private = 0

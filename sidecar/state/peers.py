@@ -40,15 +40,15 @@ from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange,
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 10.0  # a peer that transfers no data for this long counts as lost
+SILENCE_S = 10.0  # a peer that transfers no data for this long is treated as lost
 PIECE_BYTES = 1 << 20
 MAX_BODY_BYTES = 1024
-WRITE_S = 300.0  # limit for a piece of a checkpoint; much sooner, the writer also writes it itself
+WRITE_S = 300.0  # limit for a piece of a checkpoint; the writer also writes the piece itself, much sooner
 CONNECT_S = 2.0
 SENDERS = 16  # ranges sent at the same time: a few to each of a few peers
 _CRC = "X-Holdfast-Crc32"
 MAX_HELD_BYTES = 1 << 20
-# Of transfers to standbys. Sending at this rate takes a tenth of a core, in threads of the lowest priority.
+# The rate of transfers to standbys. They take a tenth of a core, in threads of the lowest priority.
 SPARE_BYTES_S = 256 << 20
 
 
@@ -212,7 +212,7 @@ async def _send_spare(
             due_s = began_s + (chunk - part.chunks[0]) * CHUNK_BYTES / SPARE_BYTES_S
             await asyncio.sleep(due_s - time.monotonic())
             if holdings.pins > 1 or not may_spare():
-                raise ConnectionAbortedError("the snapshot is needed otherwise")
+                raise ConnectionAbortedError("this member can no longer spare the snapshot")
             return await background.run_in_background(snapshot_send.read, path, part, chunk, seal is None)
 
         return await _send_through(request, record, part, seal, silence_s, content)
@@ -374,7 +374,7 @@ async def _check(url: str, response: aiohttp.ClientResponse) -> None:
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`, whatever Content-Length says."""
+    """Return the body. Raises `CorruptSnapshot` if it exceeds `most_bytes`. Ignores Content-Length."""
     pieces, size = [], 0
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         size += len(piece)

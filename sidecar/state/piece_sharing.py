@@ -25,8 +25,8 @@ from sidecar.state.snapshot_fetch import FetchFailed
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS = 15  # with this many peers, a single network connection is hardly the limit any longer
-REQUESTS = 2  # to each peer at a time, so that it need not wait for the next request
+MOST_PEERS = 15  # with this many peers, a single network connection is rarely the bottleneck
+REQUESTS = 2  # to each peer at a time, so that it does not have to wait for the next request
 OBJECT_REQUESTS = 4  # the same for object storage, where a single connection is slow
 _hashing = ThreadPoolExecutor(2, "share-sums", initializer=yield_to_all)
 
@@ -142,5 +142,5 @@ class PeerHelpers:
         )
         found = await self._sharing.client.write_piece(url, self._record, asked)
         if found.crc32 != crcs:
-            raise FetchFailed(f"{url}: it has written other bytes than this member's")
+            raise FetchFailed(f"{url}: the bytes that it wrote differ from this member's")
         return crcs

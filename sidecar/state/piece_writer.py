@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 THREADS = 4  # how many pieces are written at a time; each is in memory up to three times
 HOLD_S = 2.0
 LOOK_S = 0.25  # between two checks of whether the writer is still waiting
-READ_BYTES = 1 << 20  # read at a time; a snapshot to be released stays pinned until such a read ends
+READ_BYTES = 1 << 20  # read at a time; a snapshot that is to be released stays pinned until the read ends
 
 # A separate pool, so that if storage hangs, only further pieces are refused and everything else continues.
 _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
@@ -48,13 +48,13 @@ _pool = ThreadPoolExecutor(THREADS, "share", initializer=yield_to_all)
 class PieceRequest:
     """A request to write bytes `begin` to `end` of the replicated state, which has `total_bytes`.
 
-    `epoch` and `generation` are those of the newest order that the writer obeys; the snapshot's generation
-    may be an older one. `crc32` are the checksums of the chunks in the writer's copy.
+    `epoch` and `generation` belong to the newest order that the writer obeys; the snapshot's generation may
+    be older. `crc32` contains the checksums of the chunks in the writer's copy.
     """
 
     epoch: int
     generation: int
-    node: str  # of the writer
+    node: str  # the writer's node
     total_bytes: int
     begin: int
     end: int
@@ -232,7 +232,7 @@ class _HelpedWriter:
         self.identity = identity
         self.record = identity[2]
         self.reader = reader
-        self.active = 0  # threads that write for it
+        self.active = 0  # the number of threads that write for it
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # the reason
 
     def stop(self, why: str) -> None:

@@ -267,7 +267,7 @@ class _Missing(ObjectStoreError):
 
 
 class _Exists(ObjectStoreError):
-    """The object exists, or has another version than expected."""
+    """The object exists, or its version is not the expected one."""
 
 
 @functools.cache

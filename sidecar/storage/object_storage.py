@@ -116,7 +116,7 @@ class ObjectStorage:
             if not _is_published(found[name]):
                 continue  # not published yet, left by a dead writer, or removed
             described = self._load_or_defect(name, found[name])
-            if isinstance(described, InvalidCheckpoint):  # it may have been replaced or removed meanwhile
+            if isinstance(described, InvalidCheckpoint):  # it may have been replaced or removed since
                 again = self._listing(name).get(name, {})
                 if not _is_published(again):
                     continue

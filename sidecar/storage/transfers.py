@@ -1,9 +1,9 @@
 """Transfer the files of a checkpoint to and from object storage, several parts at a time.
 
-Each part of a file is a separate object. Multipart uploads are not used, because if a process is killed
-during one, the upload stays in the bucket, billed but not listed, and the library can neither find nor abort
-it. Separate objects show up in listings, so what an interrupted upload leaves behind can be deleted. They are
-also read and verified one by one, so an interrupted download resumes with the missing parts.
+Each part of a file is a separate object. Multipart uploads are not used, because a process that is killed can
+leave one behind. It would stay in the bucket, billed but not listed, and the library could neither find nor
+abort it. Separate objects show up in listings, so what an interrupted upload leaves behind can be deleted.
+They are also read and verified one by one, so an interrupted download resumes with the missing parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 from sidecar.storage.object_client import ObjectClient, ObjectStoreError
 
 PARTS = 4  # how many parts are transferred at a time; each is held in memory
-FEW = 1000  # the most parts of a file before parts become larger than a chunk
+FEW = 1000  # if a file would have more parts, its parts become larger than a chunk
 LARGEST = 2 * CHUNK_BYTES  # bounds the content in memory to 64 MiB, or twice that while it is copied
 TRIES = 3  # attempts to read each part, in addition to the library's retries of each request
 

@@ -5,7 +5,7 @@ hang: the launcher inspects a late rank, and the supervisor judges the evidence.
 commit, or at the end of a pause inside the step. A change of phase does not restart the clock, because a step
 with gradient accumulation changes phase many times, and step times cover all phases. Separate limits apply to
 the first step and to everything that is not work on a step: a pause that the script declares, a snapshot that
-Holdfast takes, joining, and restoring. A rank that exceeds a separate limit counts as hung.
+Holdfast takes, joining, and restoring. A rank that exceeds a separate limit is hung.
 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
 first such step, it cannot know whether there will be any: the script may run inference, or be the parent of

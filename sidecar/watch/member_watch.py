@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class MemberWatch:
     """How one member's launcher and ranks were doing at the last poll.
 
-    `stalls` contains the late ranks. `silent` says why the launcher counts as unresponsive; it is "" while
-    the launcher responds. `unreachable` says why there has been no connection to the launcher for
+    `stalls` contains the late ranks. `silent` says why the launcher is considered unresponsive; it is ""
+    while the launcher responds. `unreachable` says why there has been no connection to the launcher for
     `liveness.LIMIT_S`; otherwise "".
     """
 

@@ -21,7 +21,8 @@ from sidecar.watch.compute_time import ComputeTime
 from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # the usual step time is the median of this many step times
-# The longest time that counts between two polls. During a longer gap, the machine may have been suspended.
+# At most this much of the time between two polls counts. In a longer gap, the machine may have been
+# suspended.
 MOST_BETWEEN_S = 0.3
 # The time until the next poll while a rank works before a commit, because its process may end soon after.
 SOON_S = 0.05
@@ -99,7 +100,7 @@ class ProgressMonitor:
     ) -> None:
         """Set `sees_processes` to False if the ranks are in another container.
 
-        Every rank then counts as running, unless the launcher reports it as stopped: see `note_stopped`.
+        Every rank is then assumed to run, unless the launcher reports it as stopped: see `note_stopped`.
         """
         self._paths = [str(directory / member_directory.page_name(local_rank)) for local_rank in range(nproc)]
         self._watched = [MonitoredRank(sees_process=sees_processes) for _ in range(nproc)]
@@ -158,7 +159,7 @@ class ProgressMonitor:
     ) -> tuple[RankProgress, ...]:
         """Return the progress of the ranks of `generation`, from pages that are read now.
 
-        The progress is thus as recent as a fault in the same report. `ended` maps each rank that has ended to
+        So the progress is as recent as a fault in the same report. `ended` maps each rank that has ended to
         the time when it ended. Its page has not changed since, so its durations end at that time.
         """
         for local_rank, watched in enumerate(self._watched):

@@ -119,7 +119,7 @@ def refuse(why: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterUnderTest]:
-    """Yield the cluster of $KUBECONFIG. Skip if there is none; in CI, fail instead."""
+    """Yield the cluster that $KUBECONFIG selects. Skip if there is none; in CI, fail instead."""
     missing = kubernetes_cluster.missing()
     if missing:
         refuse(f"{missing}: {_HOW}")
@@ -155,14 +155,14 @@ def namespace(namespaces: Namespaces) -> Iterator[str]:
 def node_processes(
     cluster: ClusterUnderTest, namespaces: Namespaces, images: tuple[str, ...]
 ) -> NodeProcesses:
-    """Return access to the processes of the nodes, which kills them from outside their containers."""
+    """Return an object that signals the processes on nodes from outside their containers."""
     assert images
     return NodeProcesses(cluster, namespaces.make("privileged"))
 
 
 @pytest.fixture(scope="session")
 def images(cluster: ClusterUnderTest) -> tuple[str, ...]:
-    """Build both images and load them on the nodes, and give their tags."""
+    """Build both images, load them on the nodes, and return their tags."""
     if os.environ.get("HOLDFAST_IMAGES_READY") != "1":
         build = shlex.split(os.environ["HOLDFAST_IMAGE_BUILD"])
         for tag, file in IMAGES.items():

@@ -179,7 +179,7 @@ def test_a_job_is_stopped(installed: ClusterUnderTest, namespaces: Namespaces) -
     assert before["step"] > 0
 
     def has_ended_again() -> bool | None:
-        """True once the Job's controller has created more pods, and all pods have ended."""
+        """Return True if the Job's controller has created more pods, and all pods have ended."""
         phases = [pod["status"]["phase"] for pod in job.pods()]
         return True if len(phases) > 2 and set(phases) == {"Failed"} else None
 

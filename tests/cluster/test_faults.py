@@ -67,7 +67,7 @@ def no_webhook(cluster: ClusterUnderTest) -> bool | None:
 
 @pytest.fixture
 def lead(installed: ClusterUnderTest) -> str:
-    """Return the pod of the supervisor that leads."""
+    """Return the pod of the leading supervisor."""
 
     def look() -> str | None:
         return leader(installed) or None
@@ -175,7 +175,7 @@ def test_training_runs_on_without_a_supervisor_and_the_next_one_adopts_it(
 def test_the_next_supervisor_finishes_a_recovery(
     job: TrainingJob, installed: ClusterUnderTest, lead: str
 ) -> None:
-    """The job waits for the successor of a deleted pod when its supervisor is deleted, too."""
+    """The supervisor is deleted while the job waits for the successor of a deleted pod."""
     before = job.observe()
     job.cluster.kubectl("delete", "pod", POD, "-n", job.namespace, "--wait=false")
 
@@ -224,7 +224,7 @@ def test_no_step_was_skipped_and_each_incident_repeated_at_most_one(job: Trainin
 
 
 def not_injected(pod: Json, cluster: ClusterUnderTest) -> Json:
-    """Return the event about the pod that says why it is not injected."""
+    """Return the event that explains why the pod is not injected."""
     namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
     path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.uid={uid}"
 

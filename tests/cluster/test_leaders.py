@@ -1,6 +1,6 @@
 """The leading supervisor is killed, frozen, cut off from the API server, or ended, while ranks are replaced.
 
-Each time, the other supervisor takes over, no member is lost, and the job trains on after one recovery.
+Each time, the other supervisor takes over, no member is lost, and the job continues after one recovery.
 `HOLDFAST_LEADER_KILLS` sets how many leaders are killed (6 if it is not set).
 """
 
@@ -45,7 +45,7 @@ class Supervisors:
         self.cluster, self.processes = cluster, processes
 
     def ready(self) -> list[str]:
-        """Wait until two supervisors are ready that have never restarted, and return their names."""
+        """Wait until two supervisors that have never restarted are ready, and return their names."""
 
         def look() -> list[str] | None:
             pods = [pod for pod in self.pods() if not restarts([pod]) and _is_ready(pod)]
@@ -62,7 +62,7 @@ class Supervisors:
         return self.cluster.read(f"{PODS}/{name}")
 
     def leader(self) -> Json:
-        """Return the pod that leads, and make sure that its processes can be reached quickly."""
+        """Return the leading pod, and make sure that its processes can be signalled quickly."""
         self.ready()
         name = self.cluster.until(lambda: leader(self.cluster) or None, "a supervisor leads", SYSTEM, READY_S)
         pod = self.pod(name)
@@ -75,7 +75,7 @@ class Supervisors:
         return self.processes.signal_first(pod["spec"]["nodeName"], container, signum, delay_s)
 
     def successor(self, former: Json, since_s: float) -> tuple[str, float]:
-        """Wait until another process leads. Return its pod, and how long after `since_s` it had the lease."""
+        """Wait until another process leads. Return its pod, and the time from `since_s` until it led."""
         name = former["metadata"]["name"]
 
         def look() -> tuple[str, float] | None:
@@ -91,7 +91,7 @@ class Supervisors:
     def renew(self) -> None:
         """Replace the supervisors whose container has restarted, so that the next kill is like the first.
 
-        The kubelet waits ever longer before it restarts a container again.
+        The kubelet waits longer and longer before it restarts the same container again.
         """
         for pod in self.pods():
             if restarts([pod]) or not _is_ready(pod):

@@ -64,7 +64,7 @@ for address in sorted({each[4][0] for each in socket.getaddrinfo(given["host"], 
 print(status, said)
 """
 
-# Connects as one member and, for three seconds, reports in the name of another one that its launcher is lost.
+# Connects as one member and, for three seconds, reports in another member's name that its launcher is lost.
 _PRETEND = """
 import asyncio, json, socket, ssl, sys, time
 import aiohttp
@@ -186,7 +186,7 @@ def make_pod(cluster: ClusterUnderTest, namespace: str, name: str, **spec: objec
 
 
 def token_of(cluster: ClusterUnderTest, namespace: str, pod: str, audience: str = AUDIENCE) -> str:
-    """Return a token as the kubelet gives it to `pod`; if `pod` is "", one of the service account alone."""
+    """Return a token as the kubelet gives it to `pod`; if `pod` is "", the token is not bound to a pod."""
     bound: tuple[str, ...] = ()
     if pod:
         uid = cluster.read(f"/api/v1/namespaces/{namespace}/pods/{pod}")["metadata"]["uid"]
@@ -246,7 +246,7 @@ def test_a_server_with_a_certificate_of_another_authority_is_refused(client: Cli
 def test_a_member_cannot_speak_for_a_member_of_another_job(
     job: TrainingJob, client: Client, namespaces: Namespaces
 ) -> None:
-    """The supervisor uses the identity that the token proves, whatever name the reports contain."""
+    """The supervisor uses the identity that the token proves, regardless of the name in the reports."""
     before = job.observe()
     namespace = namespaces.make()
     text = json.dumps(pretender())
@@ -304,7 +304,7 @@ def pretender() -> Json:
 async def test_no_secret_is_in_a_log_in_arguments_or_in_a_resource(
     job: TrainingJob, installed: ClusterUnderTest
 ) -> None:
-    """The secrets are the authority's key, from which those of jobs are derived, and the members' tokens."""
+    """The secrets are the members' tokens and the authority's key, from which jobs' secrets are derived."""
     async with await connect() as server:
         authorities = await AuthoritySecret(server, SYSTEM).load()
         owner = await server.get(STATEFUL_SETS, "gpt", job.namespace)
@@ -485,7 +485,7 @@ async def test_a_supervisor_that_was_replaced_changes_nothing(
     namespace: str,
     write_late: Callable[[SupervisionResource, Takeover], Awaitable[None]],
 ) -> None:
-    """Its requests arrive after the other's, with the conditions that the API server itself tests."""
+    """Its requests arrive after its successor's, with conditions that the API server itself tests."""
     assert installed
     async with await connect() as server:
         made = await ensure_resource(server, JobKey(namespace, "llama"), RunSize(2, 4), {"grace": "9s"})

@@ -1,6 +1,6 @@
-"""The examples train to their end, supervised and under torchrun, and all get the same weights.
+"""The examples train to their end, supervised and under torchrun, and all end with the same weights.
 
-Most of them start together. The examples of the guides start one after another, after the others have ended.
+Most of them start together. The examples in the guides start one by one, after the others have ended.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def one_crash(job: TrainingJob, rank: int) -> None:
 
 
 def test_a_statefulset_trains_to_its_end(trainings: Trainings) -> None:
-    """Its owner would start it again for ever: the supervisor tells each new container to end."""
+    """Its owner would start it again forever, so the supervisor orders each new container to end."""
     job = trainings["statefulset"]
     assert job.digest()
     assert ended_well(job, generation=1)["incidents"] == 0
@@ -281,7 +281,7 @@ def test_a_pytorchjob_in_the_shape_of_the_guides_trains_to_its_end(
 def test_a_deployment_whose_rank_was_killed_trains_to_its_end(
     killed_deployment: TrainingJob, trainings: Trainings
 ) -> None:
-    """Its owner would start it again for ever: the supervisor tells each new container to end."""
+    """Its owner would start it again forever, so the supervisor orders each new container to end."""
     one_crash(killed_deployment, rank=1)
     assert killed_deployment.digest() == trainings["bare-pods"].digest()
     assert ended_well(killed_deployment, generation=2)["incidents"] == 1
@@ -321,5 +321,5 @@ def test_the_log_of_the_container_contains_the_output_of_the_script(trainings: T
 
 @pytest.mark.parametrize("name", [*SUPERVISED, PLAIN])
 def test_every_job_ends_with_the_same_weights(name: str, trainings: Trainings) -> None:
-    """This holds whether or not a rank was killed, and also under torchrun."""
+    """This is true whether or not a rank was killed, and under torchrun as well."""
     assert job_of(trainings, name).digest() == trainings["bare-pods"].digest()

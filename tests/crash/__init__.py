@@ -1,1 +1,1 @@
-"""Writers are killed at every line while readers run. No reader may take a torn write for a complete one."""
+"""Writers are killed at every line while readers run. No reader may accept a torn write as complete."""

@@ -37,10 +37,10 @@ def killed_at_every_line(
 ) -> int:
     """Run `act` on copies of `template`, and kill it at each line before which the files have changed.
 
-    A kill at any other line has the same effect as one at the line before. A first run,
-    without a kill, finds those lines. `act` receives what `prepare` returns for the copy, in the
-    same process. After each kill, and after a run that finished, `check` receives the copy and
-    whether `act` finished. Returns the number of kills.
+    A kill at any other line has the same effect as a kill at the line before. A first run without a kill
+    finds those lines. `act` receives what `prepare` returns for the copy, in the same process. After each
+    kill, and after a run that finished, `check` receives the copy and whether `act` finished. Returns the
+    number of kills.
     """
     work = template.with_name("work")
     gc.freeze()  # a garbage collection in the child would copy this process's memory

@@ -26,14 +26,14 @@ def forked(ready: int, _held: tuple[int, ...]) -> None:
 
 
 def spawned(ready: int, held: tuple[int, ...]) -> None:
-    """Start the same child with exec: it inherits only the descriptors that are marked inheritable."""
+    """Start the same child with exec, so it inherits only the descriptors that are marked inheritable."""
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], close_fds=False)
     os.write(ready, str(child.pid).encode())
 
 
 @contextmanager
 def orphan(act: Callable[[], object], child: Callable[[int, tuple[int, ...]], None]) -> Iterator[None]:
-    """Kill a writer after `act`; its child lives until the context ends."""
+    """Kill a writer after `act`. Its child lives until the context ends."""
     reading, writing = os.pipe()
     writer = os.fork()
     if writer == 0:

@@ -26,7 +26,7 @@ def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start runs; kill whatever the test leaves of them."""
+    """Start runs, and kill those that the test leaves behind."""
     yield from _starter(lambda: tmp_path)
 
 

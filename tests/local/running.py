@@ -1,7 +1,7 @@
 """Start `holdfast run` as a user does, break it, and check that it leaves nothing behind.
 
 Every wait uses `until`, which polls until a deadline and fails at once if the run has ended. `finish` checks
-that nothing is left behind; `kill` ends whatever a test leaves behind.
+that nothing is left behind, and `kill` ends everything that a test leaves behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRILL_S = 20.0  # a sidecar may have to be started first
 
 
 class Refused(AssertionError):
-    """The supervisor refused a drill; the message has its reason and a report of the run."""
+    """The supervisor refused a drill. The message contains its reason and a report of the run."""
 
 
 class Run:
@@ -94,14 +94,14 @@ class Run:
             raise AssertionError(f"{error}\n{self.report()}") from None
 
     def steady(self, step: int = 3, limit_s: float = START_S) -> Json:
-        """Wait until the group trains, `step` is done, and the next recovery would be a warm one."""
+        """Wait until the group trains, `step` is complete, and warm processes are ready for a recovery."""
         found = self.wait(lambda status: _is_steady(status, step), f"steady at step {step}", limit_s)
         described = json.loads((self.run_dir / "run.json").read_text())
         self.runtime = Path(described["runtime"])
         return found
 
     def running(self, limit_s: float = WAIT_S) -> Json:
-        """Wait until the group trains, warm or not."""
+        """Wait until the group trains, even without warm processes."""
         return self.wait(_is_settled, "running", limit_s)
 
     def reach(self, step: int) -> Json:
@@ -180,16 +180,16 @@ class Run:
                 os.kill(pid, signum)
 
     def broken(self, act: Callable[[], object], limit_s: float = WAIT_S) -> Json:
-        """Carry out `act`, which causes one fault, and return its incident once it is over.
+        """Call `act`, which causes one fault, and return the fault's incident after it is over.
 
-        The script may hold the ranks within a step beforehand; the status then has no rate.
+        The script may hold the ranks within a step before the call. The status then has no rate.
         """
         number = int(self.wait(_is_whole, "running", WAIT_S)["incidents"]) + 1
         act()
         return self.recovered(number, limit_s)
 
     def recovered(self, number: int, limit_s: float = WAIT_S) -> Json:
-        """Return incident `number` once the group has made its first new step."""
+        """Return incident `number` after the group has completed its first new step."""
 
         def look() -> Json | None:
             found = self.incident(number)
@@ -228,7 +228,7 @@ class Run:
         return self.finish()
 
     def kill(self) -> None:
-        """Kill whatever is left of the run."""
+        """Kill everything that is left of the run."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

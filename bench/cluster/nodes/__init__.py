@@ -1,1 +1,1 @@
-"""`python -m bench cluster-nodes`: node faults under a job, and the cost of what protects it from them."""
+"""`python -m bench cluster-nodes`: how a job survives node faults, and what its protection costs."""

@@ -1,25 +1,25 @@
-"""`python -m bench cluster-nodes`: measure how a job with a standby outlives its nodes, and what that costs.
+"""`python -m bench cluster-nodes`: measure how a job with a standby survives node faults, and what it costs.
 
 The cluster is the one in KUBECONFIG. Holdfast, Kubeflow's training operator and the image
-holdfast-trainer:dev must be installed there, on at least three nodes. These variables must be set to commands
-that, followed by the name of a node, do this to it:
+holdfast-trainer:dev must be installed there, on at least three nodes. Set each of these variables to a
+command. The bench appends the name of a node, and the command must do this to the node:
 
-    HOLDFAST_NODE_KILL, HOLDFAST_NODE_START    cut its power at once; boot it
+    HOLDFAST_NODE_KILL, HOLDFAST_NODE_START    cut its power immediately; boot it
     HOLDFAST_NODE_CUT, HOLDFAST_NODE_HEAL      disconnect it from the network; connect it again
 
-For an Xid, the node agents are restarted with a stand-in for NVML, which needs a C compiler here, and the dry
-run of the quarantine is switched off until the bench ends.
+To raise an Xid, the bench restarts the node agents with a stand-in for NVML, which needs a C compiler on this
+machine. It also switches the quarantine's dry run off until the bench ends.
 
-The bench names what is missing before it creates anything, with exit code 2. However it ends, it starts and
-reconnects all nodes, and deletes what it has created.
+If something is missing, the bench reports it and exits with code 2 before it creates anything. No matter how
+the bench ends, it starts and reconnects all nodes and deletes everything that it has created.
 
-A PyTorchJob of two pods with one rank each, on different nodes, and with a standby on a third one trains from
-the first fault to the last. Its weights are compared with those of an undisturbed run under torchrun at every
-50th step. All times begin with the command that does the fault, and end when all ranks have printed the first
-new step, as this machine receives it. They therefore include the duration of the command until it takes
-effect, and the way of the line through the API server.
+A PyTorchJob trains from the first fault to the last. It has two pods with one rank each, on different nodes,
+and a standby on a third node. At every 50th step, its weights are compared with the weights of an undisturbed
+run under torchrun. Each time is measured from the start of the command that causes the fault until this
+machine has received the line about the first new step from every rank. It therefore includes the time until
+the command takes effect, and the time that the line takes through the API server.
 
-Pods of others on the same nodes are disturbed too. Do not run this on a cluster on which anybody else works.
+The faults also disturb other users' pods on the same nodes. Do not run this on a cluster that others use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NodeFindings:
 
 
 class ClusterNodesBench:
-    """The jobs of one bench, in namespaces of their own. `close` deletes them."""
+    """The jobs of one bench, each in a separate namespace. `close` deletes the namespaces."""
 
     def __init__(
         self, cluster: ClusterUnderTest, commands: NodeCommands, options: argparse.Namespace
@@ -69,7 +69,7 @@ class ClusterNodesBench:
         self._cluster, self._options = cluster, options
         self._faulty = FaultyCluster(cluster, commands, options.patience, self._note)
         self._name = f"holdfast-bench-{int(time.time())}"
-        self._tools = f"{self._name}-tools"  # the namespace of pods that signal processes of nodes
+        self._tools = f"{self._name}-tools"  # the namespace of pods that signal processes on nodes
         self._jobs: list[DisturbedJob] = []
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ClusterNodesBench:
         self._cluster.kubectl("delete", "namespace", self._tools, "--wait=false", "--ignore-not-found")
 
     def measure(self, nodes: Sequence[str]) -> None:
-        """Do all faults, and collect the results in `found`. A job that does not recover ends its part."""
+        """Cause all faults, and collect the results in `found`. If a job does not recover, its part ends."""
         parts: list[Callable[[Sequence[str]], None]] = []
         if any(self._counts_with_standby()) or self._options.rest:
             parts.append(self._measure_with_standby)
@@ -146,7 +146,7 @@ class ClusterNodesBench:
         say(node_report.fault_line(fault))
 
     def _compare(self, name: str, job: DisturbedJob) -> None:
-        """End a job, compare its weights, and wait until it is gone."""
+        """End a job, compare its weights, and wait until it is deleted."""
         ended = job.finish()
         expected, found = job.reference(), job.log.digests
         differing = tuple(differing_digests(found, expected))
@@ -179,19 +179,19 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, type=int, default=default, metavar="N", help=about)
 
     counted("--kills", 4, "number of kills of a member's node")
-    counted("--leader-nodes", 1, "number of kills of a member's node on which the supervisor leads, if any")
-    counted("--bare", 1, "number of kills of a member's node of a job without a standby")
-    counted("--cuts", 1, "number of times that a member's node is cut off for 60 s")
+    counted("--leader-nodes", 1, "number of kills of a member's node that also runs the leading supervisor")
+    counted("--bare", 1, "number of kills of a member's node in a job without a standby")
+    counted("--cuts", 1, "number of times that a member's node is cut off from the network for 60 s")
     counted("--drains", 2, "number of drains of a member's node")
     counted("--preemptions", 1, "number of preemptions of a member's pod")
     counted("--leaders", 2, "number of kills of the leading supervisor's process")
-    counted("--verdicts", 1, "number of Xids on a member's node; the agents then see fake GPUs")
+    counted("--verdicts", 1, "number of Xids on a member's node; for these, the agents see fake GPUs")
     parser.add_argument(
         "--rest",
         type=float,
         default=60.0,
         metavar="S",
-        help="time for which the cost at rest is measured; 0 for not at all",
+        help="how long to measure the cost at rest; 0: not at all",
     )
     parser.add_argument("--pace", type=float, default=0.05, metavar="S", help="pause after each step")
     parser.add_argument(
@@ -202,7 +202,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def needed_commands(options: argparse.Namespace) -> list[str]:
-    """Return what the commands of the environment must be able to do."""
+    """Return what the commands in the environment must be able to do."""
     kills = options.kills or options.leader_nodes or options.bare
     return [*(("kill", "start") if kills else ()), *(("cut", "heal") if options.cuts else ())]
 

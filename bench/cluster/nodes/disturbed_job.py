@@ -1,4 +1,4 @@
-"""A PyTorchJob of two members under Holdfast, to which faults are done, and its undisturbed counterpart."""
+"""A PyTorchJob of two members under Holdfast that suffers the faults, and its undisturbed counterpart."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest, Json
 from tests.cluster.apparatus.training_job import TrainingJob
 
 SCRIPT = Path(__file__).with_name("node_training.py")
-NAME = "gpt"  # of the job, as `TrainingJob` expects
+NAME = "gpt"  # the job's name, which `TrainingJob` requires
 RANKS = 2  # one for each member
-READY_S = 240.0  # until a job trains with all of its pods, also after a node has booted
-RECORDED_S = 30.0  # the supervisor writes what it has counted every 5 s
+READY_S = 240.0  # until a job trains with all of its pods, even after a node has booted
+RECORDED_S = 30.0  # the supervisor writes its counts every 5 s
 DELETED_S = 180.0
 REFERENCE_S = 600.0
 LOOK_S = 0.01
 FINISH = "/tmp/finish"  # as in the script
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-LABEL = "holdfast.dev/bench"  # of all pods of the job, also of standbys
+LABEL = "holdfast.dev/bench"  # on all pods of the job, including standbys
 
 
 @dataclass(frozen=True, slots=True)
 class JobBefore:
-    """What is known of a job before a fault."""
+    """The state of a job before a fault."""
 
     generation: int
     incidents: int
 
 
 class DisturbedJob:
-    """A job that trains in a namespace of its own, until `close` deletes the namespace."""
+    """A job that trains in a separate namespace, until `close` deletes the namespace."""
 
     def __init__(self, cluster: ClusterUnderTest, namespace: str, standbys: int, pace_s: float) -> None:
         self.namespace = namespace
@@ -55,7 +55,7 @@ class DisturbedJob:
         self._cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", "--ignore-not-found")
 
     def gone(self) -> None:
-        """Wait until the namespace is deleted, so that its pods take no more time of the nodes."""
+        """Wait until the namespace is deleted, so that its pods no longer use the nodes' CPUs."""
         words = ("wait", "--for=delete", f"namespace/{self.namespace}", f"--timeout={DELETED_S:.0f}s")
         self._cluster.attempt(*words, limit_s=DELETED_S + 10)
 
@@ -97,7 +97,7 @@ class DisturbedJob:
         return None
 
     def incidents(self, before: JobBefore) -> list[Json]:
-        """Return the records of the incidents since then, once there is one and none is open."""
+        """Wait until an incident has been recorded and none is open; return the records since `before`."""
 
         def look() -> list[Json] | None:
             recent: list[Json] = self._job.status().get("recent") or []
@@ -108,11 +108,11 @@ class DisturbedJob:
         return found
 
     def rank_pod(self, rank: int) -> Json:
-        """Return the pod that has a rank."""
+        """Return the pod of a rank."""
         return self._job.pod(self._job.rank_pod(rank))
 
     def container_of(self, pod: str) -> str:
-        """Return the id of the training container of a pod; "" if it does not run."""
+        """Return the id of a pod's training container; "" if it is not running."""
         return running_container(self._job.pod(pod), CONTAINER)
 
     def standbys(self) -> list[tuple[str, str]]:
@@ -185,7 +185,7 @@ def job_objects(standbys: int, pace_s: float) -> list[Json]:
 
 
 def reference_pod(steps: int) -> Json:
-    """Return a pod in which torchrun trains both ranks for so many steps, without Holdfast."""
+    """Return a pod in which torchrun trains both ranks for `steps` steps, without Holdfast."""
     environment = {"HOLDFAST_PACE": "0", "HOLDFAST_STEPS": str(steps)}
     command = ["torchrun", "--standalone", f"--nproc-per-node={RANKS}", "/script/train.py"]
     spec = pod_objects.pod(command, annotated=False, environment=environment)

@@ -1,7 +1,7 @@
-"""Give the node agents of a cluster GPUs that can fail, and measure from an Xid to the Node's condition.
+"""Give a cluster's node agents GPUs that can fail, and measure the time from an Xid to the Node's condition.
 
-The GPUs are those of a stand-in for NVML, which a ConfigMap brings into the agents' pods. Meanwhile, the
-quarantine does not run dry, because a dry run moves no member. Both are undone on exit from the context.
+A stand-in for NVML, which a ConfigMap adds to the agents' pods, simulates the GPUs. The quarantine's dry run
+is switched off, because a dry run moves no member. Both changes are undone on exit from the context.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.cluster.apparatus.kubernetes_cluster import (
 )
 from tests.fakenvml import build
 
-SETTINGS = "holdfast-quarantine"  # the ConfigMap of the quarantine
+SETTINGS = "holdfast-quarantine"  # the quarantine's ConfigMap
 READY_S = 180.0
 VERDICT_S = 30.0
 LOOK_S = 0.02
@@ -42,7 +42,7 @@ class FakeGpus:
     cluster: ClusterUnderTest
 
     def fail(self, node: str) -> tuple[float, float]:
-        """Raise Xid 79 on a node. Return when it was raised and when the Node's condition was seen."""
+        """Raise Xid 79 on a node. Return when it was raised, and when the Node's condition was seen."""
         pod = self._agent(node)
         words = ("kubectl", "exec", "-n", NODES, pod, "-c", "nodeagent", "--", "python", "-c", _XID)
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -57,12 +57,12 @@ class FakeGpus:
             return at_s, time.monotonic()
 
     def heal(self, node: str) -> None:
-        """Give a node other GPUs, and wait until it is healthy and untainted."""
+        """Give a node different GPUs, and wait until it is healthy and untainted."""
         self.cluster.kubectl("delete", "pod", self._agent(node), "-n", NODES, "--wait=true")
         self.await_health(node)
 
     def await_health(self, node: str) -> None:
-        """Wait until the agent of a node has found it healthy."""
+        """Wait until a node's agent reports it as healthy."""
 
         def look() -> bool | None:
             found = conditions(self.cluster.read(f"/api/v1/nodes/{node}"))
@@ -82,7 +82,7 @@ def conditions(node: Json) -> dict[str, str]:
 
 
 def training_health(node: Json) -> str:
-    """Return what a Node's condition says about its fitness to train; "" if nothing."""
+    """Return what a Node's condition says about its fitness to train; "" if it says nothing."""
     return conditions(node).get(TRAINING, "")
 
 

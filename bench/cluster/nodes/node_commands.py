@@ -1,4 +1,4 @@
-"""Kill, start, cut off and reconnect nodes with the commands of the environment, and leave none disturbed."""
+"""Kill, start, cut off and reconnect nodes with the commands in the environment, and restore all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.errors import BadInput
 
 VARIABLES = {what: f"HOLDFAST_NODE_{what.upper()}" for what in ("kill", "start", "cut", "heal")}
 _UNDO = {"kill": "start", "cut": "heal"}
-COMMAND_S = 120.0  # the limit of one command; booting a node takes longest
+COMMAND_S = 120.0  # the time limit of a command; booting a node takes longest
 
 
 class NodeCommands:
@@ -58,6 +58,6 @@ def from_environment(environment: Mapping[str, str], needed: Sequence[str]) -> N
     missing = [VARIABLES[what] for what in needed if not words[what]]
     if missing:
         raise BadInput(
-            f"set {', '.join(missing)} to commands that, followed by the name of a node, do this to it"
+            f"set {', '.join(missing)} to commands that, followed by the name of a node, do this to the node"
         )
     return NodeCommands(words)

@@ -1,8 +1,8 @@
-"""Do one fault after the other to the nodes, pods and leader of a job that trains, and measure each.
+"""Cause one fault after another on the nodes, pods and leader of a training job, and measure each.
 
-Each function waits until the job trains with all of its pods, and begins with the command that does the
-fault. The time until the supervisor's decision is computed backwards from the first new step: the
-supervisor's own clock has the time between the two.
+Each function waits until the job trains with all of its pods, and starts the clock with the command that
+causes the fault. The time until the supervisor's decision is computed backwards from the first new step,
+because the supervisor's own clock measures the time between the two.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.cluster.apparatus.kubernetes_cluster import SYSTEM, ClusterUnderTest,
 from tests.cluster.apparatus.node_processes import NodeProcesses
 from tests.cluster.apparatus.training_job import container_id
 
-CUT_S = 60.0  # for so long, a node is cut off
-DARK_S = 5.0  # without a standby, a killed node is started again after so long
+CUT_S = 60.0  # how long a node is cut off
+DARK_S = 5.0  # without a standby, a killed node is started again after this time
 NODE_READY_S = 180.0
 NEW_POD_S = 240.0
 DRAIN_S = 120.0
-CALM_S = 15.0  # after the kill of a leader, the job is watched for so long
+CALM_S = 15.0  # how long the job is watched after a leader has been killed
 PRIORITY = "holdfast-bench"
 PREEMPTOR = "preemptor"
 
@@ -46,7 +46,7 @@ class FaultyCluster:
         patience_s: float,
         note: Callable[[MeasuredFault], None],
     ) -> None:
-        """`note` is called with each fault once the job is whole again, or once it is known not to be."""
+        """`note` is called with each fault after the job is whole again, or when it does not become whole."""
         self._cluster, self._commands, self._patience_s = cluster, commands, patience_s
         self._note = note
         self._hits: Counter[str] = Counter()  # how often each node was disturbed
@@ -54,7 +54,7 @@ class FaultyCluster:
     # -- sudden faults
 
     def kill(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> None:
-        """Kill a node of a member, and start it again once the job trains."""
+        """Kill a member's node, and start it again after the job trains."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=with_leader)
         kind = node_report.KILL_LEADER if node == self.leader_node() else node_report.KILL
@@ -67,7 +67,7 @@ class FaultyCluster:
         self._settle(job, before, found, began_s)
 
     def kill_without_standby(self, job: DisturbedJob, number: int) -> None:
-        """Kill a node of a member, start it again, and measure from the start of the new container."""
+        """Kill a member's node, start it again, and measure from the start of the new container."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=False)
         pod = job.rank_pod(rank)["metadata"]["name"]
@@ -85,7 +85,7 @@ class FaultyCluster:
         self._settle(job, before, found, began_s)
 
     def cut(self, job: DisturbedJob, number: int) -> None:
-        """Cut off a node of a member for `CUT_S`."""
+        """Cut off a member's node for `CUT_S`."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=False)
         began_s = time.monotonic()
@@ -100,7 +100,7 @@ class FaultyCluster:
     # -- announced faults
 
     def drain(self, job: DisturbedJob, number: int) -> None:
-        """Drain a node of a member of this job's pods, and uncordon it."""
+        """Drain this job's pods from a member's node, and uncordon the node."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
         chosen = (
@@ -118,7 +118,7 @@ class FaultyCluster:
         self._settle(job, before, found, began_s)
 
     def preempt(self, job: DisturbedJob, number: int) -> None:
-        """Have a pod of a higher priority take the place of a member's."""
+        """Have a pod with a higher priority preempt a member's pod."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
         pods = self._cluster.read(f"/api/v1/pods?fieldSelector=spec.nodeName={node}")["items"]
@@ -136,7 +136,7 @@ class FaultyCluster:
         self._settle(job, before, found, began_s)
 
     def verdict(self, job: DisturbedJob, number: int, gpus: FakeGpus) -> None:
-        """Raise an Xid on a node of a member. The first new step is measured from the Node's condition."""
+        """Raise an Xid on a member's node. The first new step is measured from the Node's condition."""
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=None)
         try:
@@ -150,7 +150,7 @@ class FaultyCluster:
     # -- the supervisor
 
     def kill_leader(self, job: DisturbedJob, processes: NodeProcesses) -> None:
-        """Kill the process of the supervisor that leads. The job must train undisturbed."""
+        """Kill the leading supervisor's process. The job must train undisturbed."""
         before = job.ready()
         pod = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{leader(self._cluster)}")
         node, epoch = str(pod["spec"]["nodeName"]), job.epoch()
@@ -166,7 +166,7 @@ class FaultyCluster:
     # -- what they have in common
 
     def leader_node(self) -> str:
-        """Return the node of the supervisor that leads; "" if none does."""
+        """Return the node of the leading supervisor; "" if none leads."""
         name = leader(self._cluster)
         pod = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{name}") if name else {}
         return str((pod.get("spec") or {}).get("nodeName") or "")
@@ -181,7 +181,7 @@ class FaultyCluster:
     def _measured(
         self, job: DisturbedJob, before: JobBefore, fault: MeasuredFault, began_s: float
     ) -> MeasuredFault:
-        """Wait for the first new step, and return the fault with what it cost."""
+        """Wait for the first new step, and return the fault with its cost."""
         resumed_s = job.resumed_s(before, self._patience_s)
         if resumed_s is None:
             limit_s = self._patience_s
@@ -192,9 +192,9 @@ class FaultyCluster:
         return found
 
     def _settle(self, job: DisturbedJob, before: JobBefore, fault: MeasuredFault, began_s: float) -> None:
-        """Wait until the job is whole again, and note the fault with what it has cost until then.
+        """Wait until the job is whole again, and note the fault with its cost until then.
 
-        Raises AssertionError if it does not become whole; then the fault is noted with what is known.
+        If the job does not become whole, this notes the fault with what is known, and raises AssertionError.
         """
         try:
             after = job.ready()
@@ -223,7 +223,7 @@ class FaultyCluster:
         )
 
     def _new_container(self, job: DisturbedJob, rank: int, pod: str, known: str) -> float:
-        """Return when another container than `known` was seen to run in the pod of a rank."""
+        """Return when a container other than `known` was first seen running in a rank's pod."""
 
         def look() -> float | None:
             found = job.container_of(pod)
@@ -248,8 +248,9 @@ def victim(
 ) -> tuple[int, str]:
     """Return the rank to disturb, and its node, for the fault with this number.
 
-    The ranks take turns, but a node that was disturbed less often is preferred. `with_leader` says whether
-    the node of the leader is wanted, to be avoided, or neither; without another choice, it is ignored.
+    The ranks take turns, but a node that was disturbed less often is preferred. `with_leader` is True to
+    prefer the leader's node, False to avoid it, and None if it does not matter. It is ignored if there is no
+    choice.
     """
     fitting = [rank for rank, node in nodes.items() if with_leader is None or (node == leads) is with_leader]
     turn = number % len(nodes)
@@ -258,7 +259,7 @@ def victim(
 
 
 def noticed_s(first_step_s: float, incident: Mapping[str, Any]) -> float:
-    """Return the seconds from the fault to the decision, given those to the first new step."""
+    """Return the seconds from the fault to the decision, given the seconds to the first new step."""
     at = {each["what"]: each["at_s"] for each in incident["timeline"]}
     if "decided" not in at or incident["recovered_s"] is None:
         return math.nan
@@ -266,7 +267,7 @@ def noticed_s(first_step_s: float, incident: Mapping[str, Any]) -> float:
 
 
 def free_millicores(node: Json, pods: Iterable[Json]) -> int:
-    """Return how much CPU a node can give to pods beside `pods`, in thousandths of a core."""
+    """Return how much CPU a node has left for pods other than `pods`, in thousandths of a core."""
     return millicores(node["status"]["allocatable"]["cpu"]) - sum(requested(pod) for pod in pods)
 
 
@@ -276,7 +277,7 @@ def requested(pod: Json) -> int:
         return 0
     spec, beside, most = pod["spec"], 0, 0
     for each in spec.get("initContainers") or ():
-        if each.get("restartPolicy") == "Always":  # a sidecar runs beside all later containers
+        if each.get("restartPolicy") == "Always":  # a sidecar runs alongside all later containers
             beside += _asked(each)
             most = max(most, beside)
         else:
@@ -295,7 +296,7 @@ def millicores(text: str) -> int:
 
 
 def preemptor(node: str, free: int) -> Json:
-    """Return a pod that needs all CPU of a node that is not used by others."""
+    """Return a pod that needs all of a node's CPU that is not used by others."""
     container = {
         "name": "sleeps",
         "image": IMAGE,

@@ -16,10 +16,10 @@ SUDDEN = (KILL, KILL_LEADER, KILL_BARE, CUT)
 PLANNED = (DRAIN, PREEMPTION)
 
 # The targets.
-FIRST_STEP_S = 7.0  # from the command that takes the node to the first new step
-NOTICED_S = 5.0  # the part of it until the decision
+FIRST_STEP_S = 7.0  # from the command that takes the node away to the first new step
+NOTICED_S = 5.0  # the part of that time until the decision
 LOST_STEPS = 1
-PAUSE_S = 2.0  # without training, if the end was announced
+PAUSE_S = 2.0  # the longest time without training, if the end was announced
 AFTER_VERDICT_S = 3.0
 VERDICT_S = 1.0
 REST_CORES = 0.05
@@ -38,10 +38,10 @@ class MeasuredFault:
     rank: int
     first_step_s: float = math.nan  # from the command; without a standby, from the start of the new container
     noticed_s: float = math.nan  # from the command to the supervisor's decision
-    pause_s: float = math.nan  # without a new step
+    pause_s: float = math.nan  # the longest time without a new step
     lost_steps: int = 0
     incidents: int = 1
-    supervised_s: float = math.nan  # after the kill of a leader: until the next one supervises all members
+    supervised_s: float = math.nan  # after a leader was killed: until the next one supervises all members
     verdict_s: float = math.nan  # from the fault to the condition of the Node
     is_late: bool = False
     why: str = ""
@@ -49,7 +49,7 @@ class MeasuredFault:
 
 @dataclass(frozen=True, slots=True)
 class RestCost:
-    """The use of cores by Holdfast's parts while a job with a standby trains, by part."""
+    """The cores that each of Holdfast's parts uses while a job with a standby trains."""
 
     cores: dict[str, float] = field(default_factory=dict)
     nodes: int = 0
@@ -61,7 +61,7 @@ class RestCost:
 
 @dataclass(frozen=True, slots=True)
 class WeightComparison:
-    """A job's digests compared with those of an undisturbed run. `ended` is the state of the PyTorchJob."""
+    """A job's digests compared with an undisturbed run's. `ended` is the state of the PyTorchJob."""
 
     job: str
     ended: str
@@ -112,7 +112,7 @@ def rows(found: Sequence[MeasuredFault]) -> str:
 
 
 def cost_rows(cost: RestCost) -> str:
-    """Return the table of the use of cores at rest."""
+    """Return the table of the cores used at rest."""
     lines = [[name, percent(value)] for name, value in cost.cores.items()]
     return table(("part", "of a core"), [*lines, ["together", percent(cost.total)]])
 
@@ -120,7 +120,7 @@ def cost_rows(cost: RestCost) -> str:
 def judge(
     found: Sequence[MeasuredFault], weights: Sequence[WeightComparison], cost: RestCost | None
 ) -> list[Verdict]:
-    """Return the verdicts. What was not measured is open, unless it was not asked for."""
+    """Return the verdicts. If a requested figure was not measured, its verdict is open."""
     verdicts: list[Verdict] = []
     for kind in dict.fromkeys(each.kind for each in found):
         mine = [each for each in found if each.kind == kind]

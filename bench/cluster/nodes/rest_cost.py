@@ -1,4 +1,4 @@
-"""What Holdfast's parts cost at rest, from the CPU times that the kubelets keep of their containers."""
+"""What Holdfast's parts cost at rest, according to the CPU times that the kubelets record for containers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def cpu_times(
 ) -> dict[tuple[str, str], CpuTime]:
     """Return the CPU times of the containers in a kubelet's summary that are part of Holdfast.
 
-    The key has the part and what distinguishes its containers. `standbys` are the namespaces and names of the
-    standby pods.
+    The key contains the part and the details that distinguish its containers. `standbys` contains the
+    namespaces and names of the standby pods.
     """
     there, found = set(standbys), {}
     for pod in summary.get("pods") or ():
@@ -58,7 +58,7 @@ def _part(namespace: str, pod: str, *, is_standby: bool) -> str:
 def cores(
     before: Mapping[tuple[str, str], CpuTime], after: Mapping[tuple[str, str], CpuTime]
 ) -> dict[str, float]:
-    """Return the use of cores by each part. Containers without two readings do not count."""
+    """Return the cores that each part uses. Containers without two readings do not count."""
     found: dict[str, float] = {}
     for key, later in after.items():
         earlier = before.get(key)
@@ -71,7 +71,7 @@ def cores(
 def measure(
     cluster: ClusterUnderTest, nodes: Iterable[str], standbys: Iterable[tuple[str, str]], for_s: float
 ) -> RestCost:
-    """Return the use of cores over the next `for_s` seconds, or a little longer."""
+    """Return the cores used over the next `for_s` seconds, or a little longer."""
     there = list(nodes)
     pods = list(standbys)
     before = _read(cluster, there, pods)

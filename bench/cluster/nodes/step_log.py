@@ -1,7 +1,7 @@
-"""Follow what all training containers of a namespace print, and record the steps and digests in it.
+"""Follow the output of all training containers in a namespace, and record its steps and digests.
 
-One `kubectl logs --follow` runs for each container. If a connection ends while its container runs, as it does
-when a node is cut off, another one skips the lines that have been read.
+One `kubectl logs --follow` runs for each container. If its connection ends while the container runs, as it
+does when a node is cut off, another one starts and skips the lines that have already been read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.cluster.nodes.training_record import PrintedDigest, PrintedStep, parse
 
-LOOK_S = 1.0  # between two looks for new containers
-LIVE_S = 3.0  # a follower that runs for so long has connected: an unsuccessful one ends at once
+LOOK_S = 1.0  # between two checks for new containers
+LIVE_S = 3.0  # a follower that has run for this long is connected, because a failed one ends at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Follower:
 
 
 class StepLog:
-    """The steps and digests of one namespace, from the construction until `close`."""
+    """The steps and digests of one namespace, from its creation until `close`."""
 
     def __init__(self, namespace: str, container: str, pods: Callable[[], list[Mapping[str, Any]]]) -> None:
         """`pods` returns the pods of the namespace, and is called from another thread."""
@@ -112,7 +112,7 @@ class StepLog:
 
 
 def running_container(pod: Mapping[str, Any], name: str) -> str:
-    """Return the id of a container of a pod; "" if it does not run."""
+    """Return the id of a pod's container; "" if it is not running."""
     for each in (pod.get("status") or {}).get("containerStatuses") or ():
         if each.get("name") == name and "running" in (each.get("state") or {}):
             return str(each.get("containerID") or "")

@@ -1,7 +1,7 @@
-"""What the ranks of a job have printed, with the time at which each line arrived, and what follows. Pure.
+"""What a job's ranks have printed, when each line arrived, and the figures that follow from this. Pure.
 
-A step counts once a rank prints it as completed. All times are those of this machine's clock, so they include
-the way of a line through the kubelet and the API server, and no two clocks are compared.
+A step counts as soon as a rank prints it as completed. All times are from this machine's clock, so they
+include the time that a line takes through the kubelet and the API server, and no two clocks are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PrintedDigest:
 
 
 def parse(line: str, at_s: float) -> PrintedStep | PrintedDigest | None:
-    """Return what a line says; None for any other line."""
+    """Return the step or digest in a line; None for any other line."""
     line = line.strip()
     if found := _TICK.fullmatch(line):
         return PrintedStep(at_s, *(int(each) for each in found.groups()))
@@ -58,7 +58,7 @@ def resumed_s(steps: Iterable[PrintedStep], generation: int, ranks: int) -> floa
 
 
 def steps_lost(steps: Sequence[PrintedStep], generation: int) -> int:
-    """Return how many completed steps of generations up to `generation` the later ones completed again."""
+    """Return how many steps of generations up to `generation` were completed again by later generations."""
     reached = max((each.step for each in steps if each.generation <= generation), default=-1)
     resumed = min((each.step for each in steps if each.generation > generation), default=reached + 1)
     return max(0, reached + 1 - resumed)
@@ -80,7 +80,7 @@ def longest_pause_s(steps: Iterable[PrintedStep], from_s: float, to_s: float) ->
 
 
 def differing_digests(found: Iterable[PrintedDigest], expected: Mapping[int, str]) -> list[int]:
-    """Return the steps at which a digest differs from the one of an undisturbed run."""
+    """Return the steps at which a digest differs from the undisturbed run's digest."""
     return sorted({each.step for each in found if expected.get(each.step, each.digest) != each.digest})
 
 

@@ -5,8 +5,8 @@ kernel lines, the history of the GPUs, and the report.
 
 A sensor takes readings at its rule's period only around a change: from three readings before the change until
 it can no longer affect any limit, window or clear time of the rule. Between changes, each reading would equal
-the previous one, and the evaluator would merely fold it away, so such readings are left out. A test compares
-the result with an agent that gets all readings.
+the previous one, and the evaluator would merely fold it into that reading, so these readings are left out. A
+test compares the result with the result of an agent that gets all readings.
 
 An equal reading matters in two other cases. After a reset or an operator's command, it shows that the state
 has outlived it, so all readings of the entity are repeated. And the evaluator forgets what it has not seen
@@ -93,7 +93,7 @@ def span_to_reach(rule: Rule, changed_s: float) -> Span:
 
 
 def spans_to_read(rule: Rule, changed_s: float) -> tuple[Span, ...]:
-    """Return the times after a change when a reading matters even if it equals the previous one.
+    """Return the times after a change at which a reading matters even if it equals the previous one.
 
     An unchanged counter matters again when its last growth leaves the window.
     """
@@ -178,7 +178,7 @@ class NodeAgent:
         self._agent = None
 
     def look(self, now_s: float) -> None:
-        """Read what is new in the log and what has changed or is due, and run a cycle of the agent's loop."""
+        """Read new log lines and all values that have changed or are due, and run the agent's loop once."""
         if self._agent is None:
             return
         self._clock.simulated_s = now_s

@@ -182,7 +182,7 @@ class Events:
             self.pool.after(lasts_s, partial(self.pass_by, node, fault))
 
     def again(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Begin a fault, or let a hidden fault show itself again."""
+        """Begin a fault, or show the symptoms of a hidden fault again."""
         if fault not in node.faults:
             if any(each.entity == fault.entity for each in node.faults):
                 return
@@ -223,7 +223,7 @@ class Events:
         node.truths.discard("lost")
         node.is_down = False
         node.false.clear()
-        self.booted(node)  # before the agent starts, as it may see at once that the boot has ended a fault
+        self.booted(node)  # before the agent starts, because it may see at once that a fault is over
         self.start(node)
         held = node.standing.quarantine
         node.standing = replace(node.standing, ready=True, busy=held is None and not node.standing.cordoned)
@@ -260,7 +260,7 @@ class Events:
         self.pool.touch(node)
         node.speak(self.pool.now_s)
 
-    # -- what is not true
+    # -- false reports
 
     def _is_sound(self, node: JoinedNode) -> bool:
         return not (node.is_down or node.faults or node.false) and node.daemon.runs

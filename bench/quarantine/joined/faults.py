@@ -1,8 +1,8 @@
 """What each published kind of fault does to a machine and its kernel log, and what remedies it.
 
-The codes, texts and readings are those of NVIDIA's drivers, Linux and InfiniBand adapters, as in the policy's
-tables. Which of them a published kind shows, and in what order, is an assumption, because the papers do not
-publish any codes.
+The codes, texts and readings come from NVIDIA's drivers, Linux and InfiniBand adapters, as in the policy's
+tables. Which of them a published kind of fault shows, and in what order, is an assumption, because the papers
+do not publish any codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the joined year knows about each node's real faults, and what happens to the reports about them.
 
 A case begins when the agent first reports a real fault as unhealthy. If the agent then stops reporting the
-fault before a remedy has ended it, that counts as a loss.
+fault before a remedy has ended it, the report is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Truth:
     _entities: dict[CasePlace, tuple[str, ...]] = field(default_factory=dict)
 
     def began(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Note that a fault has begun to show. Call it before the machine changes."""
+        """Note that a fault's symptoms begin. Call this before the machine changes."""
         self.pool.touch(node)
         if not fault.kind.degraded:
             node.truths.add(fault.key)

@@ -1,4 +1,4 @@
-"""The figures of the joined year that have never been published. The sweep halves and doubles each. Pure."""
+"""The joined year's figures that nobody has published. The sweep halves and doubles each of them. Pure."""
 
 from __future__ import annotations
 

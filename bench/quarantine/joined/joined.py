@@ -1,6 +1,6 @@
 """Simulate a year in which each node has a real agent: `bench quarantine --joined`.
 
-The sensors' raw readings and the kernel's lines of simulated machines go into a real agent for each node; its
+Each node has a real agent, which gets the raw sensor readings and kernel lines of a simulated machine. Its
 report goes through the real reader into the real decision. So this simulation tests what the one without
 --joined assumes: that findings last until their remedy, which witnesses there are, and how late they report.
 Remedies may be wrong, late or unseen, and the same fault may return on the same part.
@@ -47,7 +47,7 @@ def simulate(
     """Simulate the days with faults, and then the time until all nodes are repaired and can be released.
 
     Args:
-        rates: Used instead of the published rates.
+        rates: Rates to use instead of the published ones.
     """
     chance = random.Random(options.seed)
     nodes = [

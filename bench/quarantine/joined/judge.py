@@ -107,7 +107,7 @@ def facts(year: Year) -> dict[str, float]:
         "  alerts": sum(case.alerted_s is not None for case in tally.cases),
         "remedies after which the fault recurred": count("came_again", 0),
         "remedies that only hid the fault": count("hidden_by_a_remedy", 0),
-        "  releases meanwhile": year.repairs.hidden,
+        "  releases while a fault was hidden": year.repairs.hidden,
         "resets that the agent did not see": count("unseen_resets", 0),
         "repaired by an operator after an alert": count("repaired_after_an_alert", 0),
         "cleared by an operator after an alert": count("cleared_by_operators", 0),

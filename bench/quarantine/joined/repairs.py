@@ -20,7 +20,7 @@ AGAIN_S = 1200.0  # when a remedy's effect is judged; the agent clears a finding
 
 
 class Repairs:
-    """Carries out what the quarantine asks for, as a repair service would, and answers alerts."""
+    """Carries out what the quarantine requests, as a repair service would, and answers alerts."""
 
     def __init__(self, events: Events) -> None:
         self.events, self.pool, self.chance = events, events.pool, events.chance
@@ -137,7 +137,7 @@ class Repairs:
         if node.is_down:
             self._finish(node)
             return
-        slots = self._slots(node)  # before the agent stops, as it reports nothing after that
+        slots = self._slots(node)  # before the agent stops, because it reports nothing after that
         if remedy == "reset_gpu":
             unseen = self.chance.random() < self.guesses.unseen
             if unseen:
@@ -205,7 +205,7 @@ class Repairs:
         self.begin(node)
 
     def remedied(self, node: JoinedNode, remedy: str, slots: range | list[int]) -> None:
-        """End the faults that the remedy ends, and hide others, which show themselves again later."""
+        """End the faults that the remedy ends, and hide the others, whose symptoms return later."""
         for fault in list(node.faults):
             if fault.kind.on == GPU and fault.slot not in slots:
                 continue
@@ -220,7 +220,7 @@ class Repairs:
                 self.pool.after(self._mean(self.guesses.returns_s), partial(self._show_again, node, fault))
 
     def _show_again(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Let a fault that a remedy has hidden show itself again, once the node is running."""
+        """Show the symptoms of a hidden fault again, when the node is running."""
         if fault not in node.faults or not fault.is_dormant:
             return
         if node.is_down:

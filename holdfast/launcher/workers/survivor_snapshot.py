@@ -24,7 +24,7 @@ from holdfast.protocol.progress import Progress
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
 
-NO_GROWTH_S = 0.5  # a copy that has not grown for this long counts as stalled
+NO_GROWTH_S = 0.5  # a copy that has not grown for this long is treated as stalled
 SECURE_S = 1.0  # how long to wait for survivors' copies; a longer wait would slow the recovery
 SECURE_FIRST_S = 0.15  # how long to wait for the ranks at the lowest step before asking the others too
 SECURE_SUSPECT_S = 0.25  # how long to wait for ranks that may hang; others answer in a tenth of this time

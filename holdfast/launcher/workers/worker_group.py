@@ -221,8 +221,8 @@ class WorkerGroup:
     def ask_where(self) -> None:
         """Ask all live ranks what they are doing.
 
-        The supervisor needs to know, because it waits for a rank that is working, say on an evaluation, but
-        not for one that is waiting for a dead peer.
+        The supervisor needs to know this, because it waits for a rank that is working, for example on an
+        evaluation, but not for a rank that is waiting for a dead peer.
         """
         for _, process in live_workers(self.workers):
             try:

@@ -94,8 +94,8 @@ class UnprotectedSchedulers:
 
     If a restart restores the optimizer but not its scheduler, the scheduler starts again at its first step
     and sets outdated rates. An optimizer has a scheduler if its groups contain `initial_lr`, which torch's
-    schedulers add. The scheduler counts as protected if a protected object refers to the optimizer, because
-    that object either is the scheduler or steps it.
+    schedulers add. The scheduler is considered protected if a protected object refers to the optimizer,
+    because that object either is the scheduler or steps it.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class LateChanges:
         A copy is necessary if the script has changed the state, or if the state was not restored from a slot.
         `has_consulted` means that the script may have read the number of completed steps, and its work since
         `protect` may depend on that number. `is_adapted` means that the script has adapted the state to
-        another number of ranks (`Session.on_resize`), which it must do then.
+        another number of ranks (`Session.on_resize`), as it must after the number has changed.
         """
         first, self._loops = not self._loops, self._loops + 1
         what = self._committed.changed()

@@ -75,7 +75,7 @@ class PrivateBackup:
     # -- in the order of a step
 
     def begin_loop(self, step: int) -> None:
-        """At the loop's start, store and exchange the current private state as that of `step`. Collective."""
+        """At the loop's start, store and exchange the private state as the state of `step`. Collective."""
         if self._sent > step:  # the script left the previous loop in the middle of a step
             self._receive()
         self._core = self._private.core()
@@ -160,8 +160,8 @@ class PrivateBackup:
     def after_tail(self, step: int, paused: bool) -> None:
         """Send the private state of `step` again at the end of its tail, if tails change buffers.
 
-        A script may write buffers after each commit, such as the buffers of an average. Once it has done so
-        in `AFTER` consecutive steps, private state counts as final only at the end of the tail. `paused`
+        A script may write buffers after each commit, such as the buffers of an average. After it has done
+        so in `AFTER` consecutive steps, private state is final only at the end of the tail. `paused`
         means that the script paused in the tail.
         """
         if self._after < AFTER and (paused or self._committed.steps_done > LOOK_CLOSELY):

@@ -4,8 +4,8 @@
 the number of ranks per member, so the copy is always on another member. If that member is on the same node,
 or in the same rack while there are others, the supervisor chooses another member (`Launch.backups`), which
 may then keep the states of several members. The optimizer's first write waits for the messages from all ranks
-whose states this rank keeps. So if a rank dies, either its private state is in two places, or the rank to
-which it sends still has the replicated state of the previous step.
+whose states this rank keeps. So if a rank dies, either its private state is in two places, or the
+receiving rank still has the replicated state of the previous step.
 
 Private state sent right after the last forward pass travels during the backward pass, so it arrives no later
 than the gradients. `holdfast.training.protection.private_backup` decides when a rank may send that early. The
@@ -307,8 +307,8 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
 def _accept(listener: socket.socket, secrets: tuple[bytes, ...], deadline: float) -> list[socket.socket]:
     """Return the first connection that sends each of the secrets, in their order. Close all others.
 
-    The secrets are different, and equally long. Other connections are not waited for. Raises TimeoutError if
-    a secret has not been sent by the deadline.
+    The secrets are distinct and of equal length. The function does not wait for other connections. Raises
+    TimeoutError if a secret has not been sent by the deadline.
     """
     received: dict[socket.socket, bytes] = {}  # the bytes from each connection; oldest first
     known: dict[bytes, socket.socket] = {}

@@ -2,9 +2,8 @@
 
 If a script changes private state after a commit, no copy contains the changed state, so the step is void.
 
-- If this rank made the step void, it copies the next step that it does not make void. The
-  copy waits until the script's work after that commit is over, so no copy is useless, no matter how many
-  steps are void.
+- If this rank made the step void, it copies the next step that it does not make void. The copy waits until
+  the script's work after that commit is over, so no copy is wasted, no matter how many steps are void.
 - If another rank made the step void, this member receives an order to discard the snapshot. This rank notices
   the loss at the next commit, and copies the step of that commit. That step may be void too, but this becomes
   known only when its snapshot is discarded as well. Each consecutive loss roughly doubles the number of steps
@@ -58,8 +57,8 @@ class SnapshotReplacement:
         """At the commit of `step`, detect whether a snapshot was discarded because of another rank.
 
         The discarded snapshot may not be the newest one, because the last remaining snapshot is never
-        discarded, even if it is void. If the older snapshot is missing, it counts as discarded only if it is
-        still missing at the next commit. Until then another rank of this member may be overwriting it, for
+        discarded, even if it is void. If the older snapshot is missing, it is considered discarded only if it
+        is still missing at the next commit. Until then another rank of this member may be overwriting it, for
         example before a pause that this rank has not reached yet.
         """
         before, now = self._existing, frozenset(existing)

@@ -161,7 +161,7 @@ class SnapshotSchedule:
                 self._extra = step
 
     def after_loop(self, step: int) -> None:
-        """Copy the state at the end of a loop, because after a later fault perhaps no rank could copy it.
+        """Copy the state at the end of a loop, because after a later fault, no rank may be able to copy it.
 
         Loops shorter than an interval get no copy, because a script may have many of them, such as one per
         epoch.
@@ -270,7 +270,7 @@ class SnapshotSchedule:
     def copy(self, step: int, *, over_newer: bool = False) -> str:
         """Wait until the device has computed the current state, and copy it. Return "" or an error message.
 
-        If all slots are in use, no copy is made, but this does not count as an error. For `over_newer`, see
+        If all slots are in use, no copy is made, but this is not an error. For `over_newer`, see
         `SnapshotWriter.write_over`.
         """
         self._device.wait(self._device.mark())

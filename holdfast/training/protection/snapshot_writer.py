@@ -344,7 +344,7 @@ class SnapshotWriter:
         return self.write(generation, step, over=self._second_choice(generation))
 
     def _second_choice(self, generation: int) -> CommitRecord | None:
-        """Return the snapshot to overwrite if the one that `write` would overwrite is being read.
+        """Return the snapshot to overwrite if `write`'s first choice is being read.
 
         The result is None unless there are two snapshots and the group could resume from both.
         """
@@ -401,7 +401,7 @@ def _split_copies(
 
 
 def copy_limit_s(total_bytes: int) -> float:
-    """Return the time in seconds after which a copy of `total_bytes` counts as a hang."""
+    """Return the time in seconds after which a copy of `total_bytes` is treated as a hang."""
     return COPY_S + total_bytes / COPY_BYTES_PER_S
 
 

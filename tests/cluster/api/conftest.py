@@ -1,4 +1,4 @@
-"""A client of the cluster that KUBECONFIG names, and a namespace that is deleted after each test."""
+"""A client of the cluster that KUBECONFIG selects, and a namespace that is deleted after each test."""
 
 from __future__ import annotations
 

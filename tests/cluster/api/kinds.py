@@ -19,7 +19,7 @@ def config_map(namespace: str, name: str, **data: str) -> dict[str, Any]:
 
 
 def pod(namespace: str, name: str, node: str = "") -> dict[str, Any]:
-    """Return a pod that never runs: its image cannot be pulled, and without `node` it is not scheduled."""
+    """Return a pod that never runs. Its image cannot be pulled and, without `node`, it is not scheduled."""
     container = {"name": "c", "image": "registry.invalid/none:1"}
     spec: dict[str, Any] = {"containers": [container], "terminationGracePeriodSeconds": 0}
     spec.update({"nodeName": node} if node else {"schedulingGates": [{"name": "holdfast.dev/test"}]})

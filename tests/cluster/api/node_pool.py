@@ -1,4 +1,4 @@
-"""Nodes without kubelets, with agents that a test plays, and supervisors that see no other nodes."""
+"""Nodes without kubelets, agents that a test simulates, and supervisors that see no other nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORKS = "holdfast-nodeagent"  # the field manager of an agent
 
 
 class PlayedNodes:
-    """Nodes that exist only in the API, and have a label of their own."""
+    """Nodes that exist only in the API and share a label that no other node has."""
 
     def __init__(self, api: ApiServer, namespace: str) -> None:
         self._api, self.namespace = api, namespace
@@ -77,7 +77,7 @@ class PlayedNodes:
                 continue
 
     async def report(self, name: str, *findings: dict[str, Any], held_s: float = 90.0, **given: Any) -> None:
-        """Publish a report as the agent does. Each report differs, because its time does."""
+        """Publish a report as the agent does. All reports differ, because each has a different time."""
         at_s = time.time()
         made = [{**each, "since_s": at_s - held_s, "last_s": at_s - held_s} for each in findings]
         raw = {
@@ -101,7 +101,7 @@ class PlayedNodes:
         return dict(self._mirror.objects[ObjectName("", name)])
 
     def taints(self, name: str) -> list[dict[str, Any]]:
-        """Return the taints except those of Kubernetes, which finds no kubelet on the node."""
+        """Return the taints, except the ones that Kubernetes adds because the node has no kubelet."""
         found = self.node(name)["spec"].get("taints") or []
         return [each for each in found if not each["key"].startswith("node.kubernetes.io/")]
 
@@ -121,7 +121,7 @@ class PlayedNodes:
         return {each["manager"] for each in self.node(name)["metadata"]["managedFields"]}
 
     async def until(self, condition: Callable[[], object]) -> float:
-        """Wait until the condition holds, and return for how many seconds that took."""
+        """Wait until the condition is true, and return how many seconds that took."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
 
@@ -162,7 +162,7 @@ class PlayedNodes:
     async def supervised(
         self, jobs: QuarantinedJobs | None = None, leads: Callable[[], float] = lambda: 60.0
     ) -> AsyncIterator[QuarantineController]:
-        """Run the quarantine of one leader. At the end, it is killed, wherever it is."""
+        """Run the quarantine of one leader. At the end, it is killed at whatever point it has reached."""
         events = EventRecorder(self._api, "holdfast-supervisor", "test")
         nodes = NodeMirror(self._api, labels=self.label)
         made = QuarantineController(self._api, events, self.namespace, jobs or NoJobs(), leads, nodes)
@@ -178,7 +178,7 @@ class PlayedNodes:
             await asyncio.wait(running)
 
     async def install(self) -> None:
-        """Create the Lease, whose age is that of the installation."""
+        """Create the Lease, whose age is the age of the installation."""
         await LeaseLock(self._api, self.namespace, "holdfast-supervisor", "test").try_hold()
 
 

@@ -168,7 +168,7 @@ async def test_an_account_without_rights_and_one_that_was_deleted_are_refused(
 
 
 async def _until_refused(api: ApiServer, namespace: str) -> None:
-    """Repeat the request until it is refused: the server caches a valid token for some seconds."""
+    """Repeat the request until it is refused, because the server caches a valid token for some seconds."""
     end = asyncio.get_running_loop().time() + LIMIT_S
     while asyncio.get_running_loop().time() < end:
         try:

@@ -76,7 +76,7 @@ async def test_a_leader_that_is_stopped_is_replaced_and_knows_it_when_it_runs_ag
 
 
 async def test_a_leader_that_exits_cleanly_is_replaced_immediately(api: ApiServer, namespace: str) -> None:
-    """The successor does not wait for the end of the term. The same holds for odd leases that others left."""
+    """The successor does not wait for the end of the term, even if others have left an unusual lease."""
     epochs = []
 
     async def body(term: Leadership) -> None:
@@ -88,7 +88,7 @@ async def test_a_leader_that_exits_cleanly_is_replaced_immediately(api: ApiServe
     assert "holderIdentity" not in lease["spec"]
     await api.replace(LEASES, {**lease, "spec": {}})
     await lead(LeaseLock(api, namespace, "leader", "c"), body)
-    assert epochs == [1, 2, 3, 2]  # an emptied lease has lost its count: hence `raise_above`
+    assert epochs == [1, 2, 3, 2]  # an emptied lease has lost its count, so `raise_above` is needed
 
 
 async def test_a_term_takes_an_epoch_above_one_that_members_know(api: ApiServer, namespace: str) -> None:

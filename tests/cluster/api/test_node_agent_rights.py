@@ -107,7 +107,7 @@ async def agent(
 
 
 async def agents_token(api: ApiServer, namespace: str, made: dict[str, Any] | None = None) -> str:
-    """Return a token for the API server, as the kubelet requests it for a pod; without `made`, of no pod."""
+    """Return a token as the kubelet requests it for the pod `made`; without `made`, it belongs to no pod."""
     spec: dict[str, Any] = {"expirationSeconds": 600}
     if made is not None:
         metadata = made["metadata"]
@@ -124,7 +124,7 @@ def account() -> dict[str, Any]:
 
 
 def node(name: str) -> dict[str, Any]:
-    """Return a node that gets no pods. Other agents have written a condition and an annotation on it."""
+    """Return a node that gets no pods. Other agents have added a condition and an annotation to it."""
     metadata = {"name": name, "labels": {"of": "others"}, "annotations": {"of": "others"}}
     condition = {"type": "OfOthers", "status": "True", "reason": "Theirs", "message": "theirs"}
     status = {"conditions": [condition], "capacity": {"cpu": "4"}}
@@ -217,7 +217,7 @@ async def test_an_agent_can_write_nothing_else(api: ApiServer, agent: Agent) -> 
     taint = {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}
     assert agent.patch_status(taint) is None, "the status subresource ignores a spec"
     after = await api.get(NODES, agent.own)
-    # The controllers of the cluster taint the node meanwhile, because it has no machine.
+    # During the test, the controllers of the cluster taint the node, because it has no machine.
     assert "a" not in {each["key"] for each in after["spec"].get("taints", [])}
     assert after["metadata"]["labels"] == before["metadata"]["labels"]
     for attempt in (

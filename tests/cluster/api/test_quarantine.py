@@ -1,4 +1,4 @@
-"""The quarantine on a real API server: what it writes on Nodes, and what it leaves alone."""
+"""The quarantine on a real API server: what it writes to Nodes, and what it does not change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def played(api: ApiServer, namespace: str) -> AsyncIterator[PlayedNodes]:
 
 
 async def heard(played: PlayedNodes, *names: str) -> None:
-    """Have each agent report again, because a new leader does not believe what it finds."""
+    """Have each agent report again, because a new leader does not trust the reports that it finds."""
     for name in names or played.names:
         await played.report(name)
 
@@ -183,7 +183,7 @@ async def test_bad_settings_leave_the_last_good_ones_in_force(api: ApiServer, pl
 
 
 def policy_and_binding(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects of a file of the manifests, with the other names of an operator's annotations."""
+    """Return the objects in a manifest file, with the other names of an operator's annotations."""
     assert REQUESTED_BY.startswith(REQUEST)
     policy, binding = yaml.safe_load_all((ROOT / "manifests/base" / file).read_text().replace(REQUEST, ASIDE))
     return policy, binding
@@ -233,7 +233,7 @@ async def limited(api: ApiServer, namespace: str) -> AsyncIterator[ApiServer]:
 
 
 class _Token:
-    """Credentials that are one token."""
+    """Credentials that consist of one token."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -389,7 +389,7 @@ class PlayedJobs:
         return self.members.get(node, 0)
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:
-        """Do nothing: these agents publish reports, but no conditions."""
+        """Do nothing, because these agents publish reports but no conditions."""
 
 
 async def pod_on(api: ApiServer, namespace: str, name: str, node: str, **metadata: Any) -> None:
@@ -430,7 +430,7 @@ async def test_a_drain_moves_the_jobs_first_and_evicts_others_only_as_their_budg
         assert "xid 79" in jobs.asked[0][1]
         assert await played.event(bad, "Draining")
         assert await pods_of(api, namespace) == {"member", "web", "free"}, "the members leave first"
-    # The next leader continues. The members have left meanwhile.
+    # The next leader continues. By then, the members have left.
     jobs.members[bad] = 0
     async with played.supervised(jobs):
         said = await played.event(bad, "DrainBlocked")

@@ -37,7 +37,7 @@ async def priority_class(api: ApiServer) -> AsyncIterator[str]:
 
 
 async def created(api: ApiServer, namespace: str, **spec: Any) -> KubernetesObject:
-    """Create a pod that no scheduler considers."""
+    """Create a pod that no scheduler handles."""
     with suppress(AlreadyThere):  # the controller creates it soon after the namespace
         await api.create(ACCOUNTS, {"metadata": {"name": "default"}}, namespace)
     resources = {"requests": {"cpu": "200m"}, "limits": {"cpu": "200m"}}

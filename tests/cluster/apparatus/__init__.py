@@ -1,1 +1,1 @@
-"""Control over what the tests act on: the cluster, nodes, namespaces, storage, and a training job."""
+"""Control of the objects of the tests: the cluster, nodes, namespaces, storage, and a training job."""

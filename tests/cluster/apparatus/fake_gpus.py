@@ -1,6 +1,6 @@
-"""Node agents whose GPUs are those of a stand-in for NVML, so that a test can break them.
+"""Node agents with GPUs that a stand-in for NVML simulates, so that a test can break the GPUs.
 
-The library and its state are brought into the pods by a ConfigMap, so the nodes need nothing.
+A ConfigMap adds the library and its state to the pods, so the nodes need no preparation.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Agents:
         return words, found["metadata"].get("annotations", {}).get(REPORT_AT, "")
 
     def xid_79(self, node: str) -> float:
-        """Have the driver of a node report that a GPU has fallen off the bus, and return when."""
+        """Have a node's driver report that a GPU has fallen off the bus, and return when it did so."""
         name = self.pod(node)["metadata"]["name"]
         words = ("exec", "-n", NODES, name, "-c", "nodeagent", "--", "python", "-c", _XID)
         return float(self.cluster.kubectl(*words))
 
     def replace(self, node: str) -> None:
-        """Replace the agent of a node by one with healthy GPUs and no memory, as after a repair."""
+        """Replace a node's agent with one that has healthy GPUs and no saved state, as after a repair."""
         name = self.pod(node)["metadata"]["name"]
         self.cluster.kubectl("delete", "pod", name, "-n", NODES, "--wait=false")
 
     def until(self, node: str, words: str, limit_s: float = READY_S) -> None:
-        """Return once `GpuHealthy` of a node says `words`, and both conditions have that status.
+        """Wait until the condition `GpuHealthy` of a node is `words`, and both conditions have that status.
 
         The machine below the node may have a degraded clock or disk, so the other reason may differ.
         """
@@ -72,7 +72,7 @@ class Agents:
         self.cluster.until(look, what, NODES, limit_s)
 
     def watch(self, node: str, until: str, limit_s: float = READY_S) -> list[str]:
-        """Return the different words of `GpuHealthy` that are seen until it says `until`."""
+        """Return the different words of `GpuHealthy` that are seen until it is `until`."""
         seen: list[str] = []
 
         def look() -> bool | None:

@@ -1,4 +1,4 @@
-"""Access to the cluster of $KUBECONFIG through kubectl, and the installation of Holdfast in it."""
+"""Access to the cluster that $KUBECONFIG selects through kubectl, and the installation of Holdfast in it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 class ClusterUnderTest:
-    """The cluster of $KUBECONFIG.
+    """The cluster that $KUBECONFIG selects.
 
-    Writes go through kubectl. Reads that are repeated go through one `kubectl proxy`, because each kubectl
-    takes a tenth of a second of a core that the training needs.
+    Writes go through kubectl. Repeated reads go through one `kubectl proxy`, because each kubectl process
+    uses a core for a tenth of a second, and the training needs the cores.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ClusterUnderTest:
     def attempt(
         self, *words: str | Path, text: str | None = None, limit_s: float = REQUEST_S
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl and return how it ended. Raises subprocess.TimeoutExpired after `limit_s`."""
+        """Run kubectl and return its result. Raises subprocess.TimeoutExpired after `limit_s`."""
         return subprocess.run(
             ["kubectl", *map(str, words)],
             input=text,
@@ -211,7 +211,7 @@ def rolled_out(cluster: ClusterUnderTest) -> None:
 
 
 def leader(cluster: ClusterUnderTest) -> str:
-    """Return the name of the supervisor's pod that holds the lease; "" if none does."""
+    """Return the name of the supervisor pod that holds the lease; "" if none does."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{SUPERVISOR}"
     holder = ""
     with suppress(KeyError):

@@ -1,7 +1,7 @@
-"""Signal the first process of a container, and cut a pod off from an address, which no pod can do to itself.
+"""Signal the first process of a container, and cut a pod off from an address. No pod can do this to itself.
 
-A privileged pod on the same node does it, which works on any cluster. The pod shares the node's process ids,
-and finds the process by the container's id in its cgroup.
+A privileged pod on the same node does it instead, which works on any cluster. This pod shares the node's
+process ids, and finds the process by the container's id in its cgroup.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if error:
 
 
 class NodeProcesses:
-    """Access to the processes of the nodes, through one pod on each that is created when it is needed."""
+    """Access to the processes on nodes, through one pod on each node that is created when it is needed."""
 
     def __init__(self, cluster: ClusterUnderTest, namespace: str) -> None:
         """`namespace` must admit privileged pods."""
@@ -90,7 +90,7 @@ class NodeProcesses:
     ) -> float:
         """Send a signal to the first process of a container, even one that it could ignore.
 
-        Wait for `delay_s` once the process is found. Return when the signal was sent, by the node's clock.
+        Wait for `delay_s` after the process is found. Return when the signal was sent, by the node's clock.
         """
         return float(self._run(node, _SIGNAL, container_id, str(int(signum)), str(delay_s)))
 

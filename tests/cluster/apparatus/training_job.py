@@ -17,8 +17,8 @@ from tests.cluster.apparatus.kubernetes_cluster import EXAMPLES, ClusterUnderTes
 
 START_S = 120.0  # until the first step: up to five jobs import torch at once on two busy cores
 RECOVERED_S = 90.0  # until a job trains again, with a new pod if it needs one
-TRAINED_S = 150.0  # for some hundred paced steps
-SUMMARY_S = 30.0  # the supervisor writes what it has counted every 5 s
+TRAINED_S = 150.0  # for a few hundred paced steps
+SUMMARY_S = 30.0  # the supervisor writes its counts every 5 s
 STEADY = 5  # steps after which a job counts as training
 
 _STEP = re.compile(r"^step +(\d+) +loss", re.MULTILINE)
@@ -136,7 +136,7 @@ class TrainingJob:
         return max((int(steps[-1]) for steps in found if steps), default=-1)
 
     def follow(self, pod: str) -> None:
-        """Keep what `pod` prints until its container ends, because a later one may replace its log."""
+        """Keep what `pod` prints until its container ends, because a later container may replace its log."""
         self._followed = TemporaryFile()
         words = ("logs", "--follow", "-n", self.namespace, pod, "-c", self.container)
         self._follower = subprocess.Popen(
@@ -150,7 +150,7 @@ class TrainingJob:
         return [int(step) for step in _STEP.findall(self._followed.read().decode(errors="replace"))]
 
     def unfollow(self) -> None:
-        """Stop what `follow` has started."""
+        """Stop the process that `follow` has started."""
         if self._follower is not None and self._followed is not None:
             self._follower.kill()
             self._follower.wait()

@@ -1,4 +1,4 @@
-"""Agents with GPUs that the tests of a module can break."""
+"""Node agents with GPUs that the tests of a module can break."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A GPU of a node fails: the jobs leave the node, and nothing lands there until it has proven its health.
+"""A GPU of a node fails. The jobs leave the node, and no pod starts there until it has proven its health.
 
-The settings of the quarantine are as short as they may be. Of three nodes, one may be out.
+The times in the quarantine's settings are as short as allowed. One of three nodes may be out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUARANTINE_S = 60.0  # from a verdict to the taint, and from health to the relea
 
 
 class Quarantine:
-    """What the quarantine has written on the Nodes."""
+    """What the quarantine has written to the Nodes."""
 
     def __init__(self, cluster: ClusterUnderTest) -> None:
         self.cluster = cluster
@@ -85,7 +85,7 @@ def job(installed: ClusterUnderTest, namespaces: Namespaces, quarantine: Quarant
 
 
 def stranger(node: str) -> Json:
-    """Return a pod of somebody else that may run on this node only."""
+    """Return another user's pod, which may run only on this node."""
     container = {
         "name": "sleeps",
         "image": "holdfast-trainer:dev",
@@ -143,7 +143,7 @@ def test_a_node_with_an_xid_loses_its_member_and_gets_nothing_new_until_it_is_pr
 def test_in_a_storm_nobody_moves_and_the_breaker_says_so(
     job: TrainingJob, agents: Agents, quarantine: Quarantine
 ) -> None:
-    """The first node that turns bad is the standby's: before a storm shows, members of one node may move."""
+    """The standby's node turns bad first, because members of one node may move before a storm is noticed."""
     spare = job.until(lambda: standby(job), "a standby is warm", START_S)
     first = node_of(job, spare)
     trained = [each for each in agents.nodes if each != first]

@@ -1,7 +1,7 @@
-"""A whole node is lost or cut off, or seems to be: only a host that is really lost costs a restart.
+"""A whole node is lost or cut off, or seems to be. Only a host that is really lost costs a restart.
 
-The master of the job trains on the node of the supervisor, and its worker, which has rank 1, on the node that
-is disturbed.
+The job's master trains on the supervisor's node. Its worker, which has rank 1, trains on the node that is
+disturbed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOST = re.compile(rf'"why": "member {WORKER}[^"]* is lost')
 
 @pytest.fixture(scope="module")
 def do() -> Callable[[str, str], None]:
-    """Return a function that does "cut", "heal", "kill" or "start" to a node."""
+    """Return a function that cuts, heals, kills or starts a node, according to its first argument."""
     names = {what: f"HOLDFAST_NODE_{what.upper()}" for what in ("cut", "heal", "kill", "start")}
     words = {what: shlex.split(os.environ.get(name, "")) for what, name in names.items()}
     if not all(words.values()):
@@ -64,7 +64,7 @@ def do() -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="module")
 def home(installed: ClusterUnderTest) -> str:
-    """Return the node of the supervisor that leads."""
+    """Return the node of the leading supervisor."""
     pod = installed.until(lambda: leader(installed) or None, "a supervisor leads", SYSTEM, READY_S)
     found: str = installed.read(f"/api/v1/namespaces/{SYSTEM}/pods/{pod}")["spec"]["nodeName"]
     return found
@@ -121,7 +121,7 @@ def supervisors(cluster: ClusterUnderTest) -> list[str]:
 
 
 def is_connected(job: TrainingJob) -> bool | None:
-    """Return True once the status shows that all members with ranks are connected."""
+    """Return True if the status shows that all members with ranks are connected."""
     there = [each["connected"] for each in job.view().get("members", ()) if each["ranks"]]
     return True if there and all(there) else None
 
@@ -189,7 +189,7 @@ def test_a_lost_host_is_noticed_within_seconds(
 ) -> None:
     """A node that is cut off is silent. If only its processes are killed, its kernel may still answer probes.
 
-    Their connections are then closed and the others lose their peer, so the group stops at once.
+    The connections are then closed and the other ranks lose their peer, so the group stops at once.
     """
     before = far_job.observe()
     known = losses(installed)

@@ -1,4 +1,4 @@
-"""Node agents publish on the Nodes of a real cluster. Their GPUs are those of a stand-in for NVML."""
+"""Node agents publish to the Nodes of a real cluster. A stand-in for NVML simulates their GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cluster.apparatus.kubernetes_cluster import (
 )
 from tests.cluster.apparatus.node_processes import NodeProcesses
 
-SEEN_S = 15.0  # from a fault until the Node says so, on a busy machine; a second on one that is not
+SEEN_S = 15.0  # from a fault until the Node shows it, on a busy machine; usually a second
 
 
 def test_every_node_has_both_conditions_and_a_report_of_its_own_machine(agents: Agents) -> None:
@@ -48,7 +48,7 @@ def test_a_finding_changes_the_conditions_of_its_node_only(agents: Agents) -> No
 
 
 def test_a_deleted_agent_makes_its_node_unknown_until_the_next_one_has_looked(agents: Agents) -> None:
-    """The next pod has other GPUs and another saved state, so the finding of the test before is gone."""
+    """The next pod has other GPUs and another saved state, so the previous test's finding is gone."""
     node = agents.nodes[0]
     name = agents.pod(node)["metadata"]["name"]
     agents.cluster.kubectl("delete", "pod", name, "-n", NODES, "--wait=false")

@@ -1,7 +1,7 @@
 """A member that is about to end moves to a standby before it ends, and no step is repeated.
 
-Each test ends the member of one rank in another way. The nodes are cordoned or tainted only during a test,
-and only pods of the test's job are drained.
+Each test ends the member of one rank in a different way. The nodes are cordoned or tainted only during a
+test, and only pods of the test's job are drained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A job whose lost pod cannot be replaced for a while goes on with fewer members, and grows back later.
+"""A job whose lost pod cannot be replaced for a while continues with fewer members, and grows back later.
 
-Its pods need a label that the test takes from all nodes, so that the owner's new pod has to wait.
+Its pods need a label that the test removes from all nodes, so that the owner's new pod has to wait.
 """
 
 from __future__ import annotations

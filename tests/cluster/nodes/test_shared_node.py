@@ -1,7 +1,7 @@
 """Members on one node are lost together. At most one step is lost, because their state is also elsewhere.
 
-The pods have no owner, so that each can be put on a node of the test's choice. Deleting them all at once with
-force has the effect of losing their node.
+The pods have no owner, so the test can put each pod on any node. A forced deletion of all of them at once has
+the same effect as losing their node.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlacedPods:
         self._cluster.kubectl("delete", "pod", *pods, "-n", self._namespace, "--grace-period=0", "--force")
 
     def has_standbys(self, count: int) -> None:
-        """Wait until so many standbys are warm."""
+        """Wait until `count` standbys are warm."""
 
         def look() -> bool | None:
             members = self.job.view().get("members", ())

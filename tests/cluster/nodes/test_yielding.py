@@ -22,7 +22,7 @@ from tests.cluster.nodes.test_planned import (
     started,
 )
 
-FREE_M = 50  # what the pods that fill the cluster leave of each node: less than any pod here requests
+FREE_M = 50  # what the pods that fill the cluster leave free on each node; any pod here requests more
 SCHEDULED_S = 60.0  # the scheduler tries again after at most 10 s, and a standby's pod takes a while to end
 
 
@@ -44,7 +44,7 @@ def job(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[Trainin
 
 
 def sleeper(name: str, node: str, cpu_m: int) -> Json:
-    """Return a pod without a priority class that requests so much of the node."""
+    """Return a pod without a priority class that requests `cpu_m` of the node."""
     container = {
         "name": "sleeps",
         "image": "holdfast-trainer:dev",

@@ -131,7 +131,7 @@ def test_the_editable_install_exposes_only_holdfast(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def with_torch(bin_folder: Path) -> Path:
-    """Make this environment's torch importable in the user's, as in an image that contains it."""
+    """Make this environment's torch importable in the user's environment, as in an image with torch."""
     purelib = Path(
         run(bin_folder / "python", "-c", "import sysconfig as s; print(s.get_path('purelib'))").strip()
     )

@@ -1,8 +1,8 @@
 """A rank waits for its peers for longer than any limit that a user sets: only a peer can be hung.
 
 The group, its store and the exchange of private states once had a built-in limit of 300 s. If one rank needed
-more than five minutes for a first batch, a compilation or a download, the collective of the others ended,
-whatever `--first-step-timeout` was.
+more than five minutes for a first batch, a compilation or a download, the other ranks' collective failed, no
+matter how long `--first-step-timeout` was.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from tests.local.waiting import WAIT_S, until
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
-LONE = ["first", "second"]  # one member's rank changes its private state; schedulers step always
+LONE = ["first", "second"]  # one member's rank changes its private state; schedulers always step
 KINDS = ["shared", "both", "average", "often", *LONE]
 
 
 def options(what: str) -> str:
-    """Make a snapshot due at each change of the state; for `LONE`, none is due from there until the fault."""
+    """Make a snapshot due at each change of the state; for `LONE`, none is due from then until the fault."""
     return f"--members 2 --hang-floor 60s --snapshot-every {32 if what in LONE else 20}"
 
 
@@ -128,7 +128,7 @@ def test_few_snapshots_are_taken_if_every_step_becomes_void(start: Start, tmp_pa
 def test_each_member_has_a_snapshot_although_each_due_one_is_void_for_one_rank(
     start: Start, tmp_path: Path
 ) -> None:
-    """The rank's own member copies the next step, the other member the step at which it learns of this."""
+    """The rank's own member copies the next step; the other copies the step at which it learns of this."""
     given = f"{options('each')} --snapshot-every 64"
     assert start(given, "changes_after_commit.py", tmp_path, "each", into="undisturbed").finish().code == 0
     undisturbed = result(tmp_path)

@@ -1,4 +1,4 @@
-"""A step has one more forward pass than those before, so private state that was sent early is not final."""
+"""A step has one more forward pass than earlier steps, so private state that was sent early is not final."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # durations are not tested here
 LINES = [str(number) for number in range(40)]
-# lines, at least 0.05 s each: well beyond what counts as long
-# (`supervisor.view.cut_off_work.LONG_S`)
+# lines, at least 0.05 s each: well above the limit for long work (`supervisor.view.cut_off_work.LONG_S`)
 MUCH = 14
 
 
@@ -76,7 +75,7 @@ def test_a_save_in_a_declared_pause_is_repeated_however_early_a_fault_interrupts
 
 
 def test_a_connection_reset_during_a_save_is_the_scripts_own_failure(start: Start, tmp_path: Path) -> None:
-    """Its text is that of a lost peer: the group once continued after the step, and the save was lost."""
+    """Its text is the same as for a lost peer. The group once skipped the work, and the save was lost."""
     run = start(OPTIONS, "work_after_commit.py", tmp_path, "hang-up")
     ended = run.finish()
     assert ended.code == 0, ended.output

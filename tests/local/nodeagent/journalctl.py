@@ -1,9 +1,9 @@
 """A replacement for journalctl: it records its arguments, and prints the lines that a test provides.
 
 It uses the folder that the variable JOURNAL names. It prints `lines`, a file or a pipe, as it arrives, and
-adds a line to `calls` for each call. If a file `fails` exists, it exits with the text of that file as error.
-If asked for one entry, it prints the file `newest` if there is one; if a file `hangs` exists, it prints
-nothing and does not end.
+adds a line to `calls` for each call. If a file `fails` exists, it prints that file's text as an error and
+exits. If asked for one entry, it prints the file `newest` if there is one. If a file `hangs` exists, it
+prints nothing and does not end.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Folder:
         self.write(self.entry(text, **changed))
 
     def entry(self, text: str, **changed: Any) -> bytes:
-        """Return the next entry of the journal, in which it is the newest from now on."""
+        """Return the next entry of the journal, which then becomes the journal's newest entry."""
         self._count += 1
         entry = {
             "__CURSOR": f"s=1;i={self._count}", "__MONOTONIC_TIMESTAMP": str(self._count * 1_000_000),
@@ -207,7 +207,7 @@ def test_a_journalctl_that_has_stopped_following_is_noticed(
 def test_a_line_that_arrives_during_the_question_is_not_missed(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
-    late = folder.entry(XID_79)  # in the journal, and not yet written by the one that follows it
+    late = folder.entry(XID_79)  # in the journal, but not written yet by the journalctl that follows it
 
     def write_late() -> None:
         while not (folder.path / "calls").exists() or not questions(folder):

@@ -1,4 +1,4 @@
-"""A running `serve` follows its policy file, and starts whatever that file and its saved state contain."""
+"""`serve` follows its policy file while it runs, and starts with any policy file and any saved state."""
 
 from __future__ import annotations
 

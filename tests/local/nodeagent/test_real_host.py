@@ -83,7 +83,7 @@ def stuck() -> Iterator[int]:
 
 def _wait_until_stuck(pid: int) -> None:
     until = time.monotonic() + START_S
-    # Only once it has a child: during its start it may also be in state D, to wait for a disk.
+    # Wait until it has a child, because it may also be in state D while it starts and waits for a disk.
     task = Path(f"/proc/{pid}/task/{pid}")
     while not (task / "children").read_text() or ") D " not in (task / "stat").read_text():
         assert time.monotonic() < until, "vfork did not make it wait in the kernel"

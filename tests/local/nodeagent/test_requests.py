@@ -1,4 +1,4 @@
-"""What operators ask of a running agent, and what it reports if it cannot see."""
+"""What operators request from a running agent, and what the agent reports if its sensors see nothing."""
 
 from __future__ import annotations
 

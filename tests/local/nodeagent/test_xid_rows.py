@@ -29,7 +29,7 @@ from tests.unit.nodeagent.kernel.world import LINES, Log, raw
 POLICY = load()
 ROWS = {row["xid"]: row for row in csv.DictReader((FOLDER / "xid.csv").read_text().splitlines())}
 PATIENCE_S = 20.0
-VERDICT_GPU = 7  # only for Xid 154, which changes the action of all others of its GPU
+VERDICT_GPU = 7  # only for Xid 154, which changes the action of all other Xids of its GPU
 
 
 def test_the_table_has_every_code_that_the_driver_has() -> None:

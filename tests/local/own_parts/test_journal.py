@@ -1,4 +1,4 @@
-"""A new supervisor reads the journal of the previous one, whatever state that was left in."""
+"""A new supervisor reads the previous supervisor's journal, no matter in what state it was left."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def until(sidecar: Sidecar, condition: Callable[[], object]) -> None:
 async def pod(
     here: Path, command: tuple[str, ...]
 ) -> AsyncIterator[tuple[Sidecar, asyncio.subprocess.Process]]:
-    """Run a launcher, and in this process its sidecar, whose supervisor has ordered it to run and is gone."""
+    """Run a launcher and, in this process, its sidecar. Its supervisor has ordered a run and is gone."""
     (here / "token").write_text("secret\n")
     made = Sidecar(
         Config("m0", "n0", 1, here, here / "c", "http://127.0.0.1:9", here / "token", address="127.0.0.1")

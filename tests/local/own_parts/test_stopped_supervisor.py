@@ -1,4 +1,4 @@
-"""A stopped supervisor is replaced, and Ctrl-C ends the run whatever state the supervisor is in."""
+"""A stopped supervisor is replaced, and Ctrl-C ends the run no matter what state the supervisor is in."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_supervisor_that_the_watchdog_has_replaced_no_longer_exists(start: Sta
 def stuck_after(run: Run, decision: str, begin: Callable[[], object]) -> None:
     """Call `begin`, and stop the supervisor between the journal line of `decision` and its completion.
 
-    Meanwhile the supervisor waits for a sidecar that is stopped.
+    In between, the supervisor waits for a sidecar that is stopped.
     """
     before = run.steady()
     journal, sidecar = run.run_dir / "journal.jsonl", before["members"][0]["sidecar_pid"]

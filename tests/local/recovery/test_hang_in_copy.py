@@ -30,7 +30,7 @@ def test_a_hang_during_a_copy_costs_at_most_one_step(
 
 
 def test_a_slow_copy_is_no_hang(start: Start, tmp_path: Path) -> None:
-    """The time of the copy counts as Holdfast's, not as time of the copying rank or of the waiting rank."""
+    """The time of the copy counts as Holdfast's time, not as time of the copying or the waiting rank."""
     order = tmp_path / "freeze"
     run = start("--members 2 --snapshot-every 16 --checkpoint-every 0", "hangs_in_copy.py", order, "slow")
     run.steady(30)

@@ -1,6 +1,7 @@
 """A large state on two members and a standby: one fault after another costs at most one step each.
 
-HOLDFAST_LARGE_BYTES=1500000000 gives the state the size in the README: 15 GB of memory, five minutes.
+HOLDFAST_LARGE_BYTES=1500000000 gives the state the size in the README. The test then needs 15 GB of memory
+and five minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def standby(run: Run) -> None:
-    """Wait until there is a standby that is warm, and the group trains steadily."""
+    """Wait until there is a warm standby and the group trains steadily."""
 
     def ready(status: dict[str, object]) -> bool:
         members = status["members"]

@@ -99,7 +99,7 @@ def test_a_killed_supervisor_costs_nothing(run: Run) -> None:
 
 
 def test_a_new_standby_replaces_the_next_lost_member(run: Run) -> None:
-    """This time the launcher is killed, and the member with it."""
+    """This time the launcher is killed, which ends the member."""
     before = run.wait(_has_standby, "a new standby")
     member = next(m for m in before["members"] if 0 in m["ranks"])
     found = run.broken(lambda: os.kill(member["launcher_pid"], signal.SIGKILL))

@@ -1,4 +1,4 @@
-"""A run loses a member that is not replaced for a while: it goes on with fewer, and grows back later."""
+"""A run loses a member that is not replaced for a while. It continues with fewer, and grows back later."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def steps_of(folder: Path) -> Iterator[Step]:
 
 
 def lasting(folder: Path) -> list[Step]:
-    """Return the steps in the final state: of each step, those of the newest generation that trained it."""
+    """Return the steps in the final state, each from the newest generation that trained it."""
     found = list(steps_of(folder))
     newest = {each.step: each.generation for each in sorted(found, key=lambda each: each.generation)}
     return [each for each in found if each.generation == newest[each.step]]
 
 
 def begin(start: Start, how: str, folder: Path, options: str = OPTIONS) -> Run:
-    """Start a run of three members, and let no new process join from then on."""
+    """Start a run of three members, and keep new processes from joining after that."""
     run = start(options, "resizing.py", SAMPLES, EPOCHS, folder, how)
     run.steady()
     (folder / "closed").touch()

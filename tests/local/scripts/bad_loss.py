@@ -1,7 +1,7 @@
 """Spoil the loss of rank 1: python bad_loss.py STEPS WHAT@STEP[,...] MARKERS.
 
-WHAT is nan, inf, jump, or gradient (at a good loss); with an exclamation mark it happens whenever the
-step is done.
+WHAT is nan, inf, jump, or gradient (with a good loss). With an exclamation mark, it happens each time that
+the step is trained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Swap weights in a pause after step 50; 45 steps later rank 0 has a bad loss: python SCRIPT MARKER.
 
-The loss is spoiled after optimizer.step(): the state that was written with it may not be kept.
+The loss is spoiled after optimizer.step(), so the state that was written in this step must not be kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit with the script's own code when training fails, as is common; rank 1 is killed once, in step 7.
+"""Exit with the script's own code when training fails, as many scripts do. Rank 1 is killed once, in step 7.
 
 python exits_with_code.py FOLDER exit|raise
 """

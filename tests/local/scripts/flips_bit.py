@@ -1,6 +1,6 @@
 """Spoil a bit of one rank's parameters once: python flips_bit.py STEPS RANK STEP MARKER DIGEST.
 
-It trains for STEPS while the bit is not found; after the rollback, for a few more than STEP.
+It trains for STEPS until the bit is found. After the rollback, it trains for a few more steps than STEP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients are accumulated over two passes, and three in each tenth step; dropout draws in each of them.
+"""Gradients are accumulated over two passes, or three in every tenth step; dropout draws in each pass.
 
 python gradient_accumulation.py FOLDER. Rank 1 is killed once, after the optimizer's write of such a step and
 after its peer's commit, if FOLDER has a file `kill`.

@@ -1,6 +1,6 @@
 """A state of 100 MB; one rank spoils a weight once, when FILE appears: python SCRIPT RANK FILE MARKER.
 
-Trains forever. Nearly all of the state is one layer, so a step is cheap: the batch is small.
+Trains forever. Nearly all of the state is in one layer, and the batch is small, so a step is cheap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Misuse the API in one way: python misuse.py WHAT FOLDER.
 
 WHAT is before, after, twice, epochs, never, uneven or early. These continue after a kill: swallows
-(the error of a lost peer), forgets (to protect the optimizer), late (a protected object changes after
-commit), accumulates (the optimizer steps only in every fourth step).
+(catches the error of a lost peer), forgets (does not protect the optimizer), late (changes a protected
+object after commit), accumulates (the optimizer steps only in every fourth step).
 """
 
 from __future__ import annotations

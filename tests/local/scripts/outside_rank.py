@@ -1,6 +1,6 @@
 """Two ranks of a run train with a third process outside the run: python outside_rank.py PORT [RANK].
 
-Without RANK, it is a rank of the run; Holdfast does not know of the third.
+Without RANK, the script is a rank of the run. Holdfast does not know about the third process.
 """
 
 from __future__ import annotations

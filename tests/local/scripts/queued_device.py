@@ -1,7 +1,8 @@
 """Train on a device that is two threads: python queued_device.py STEPS DIGEST [STEP MARKER].
 
-The host queues a step's kernels and continues; they run late, and the collective among them blocks forever
-once a peer is dead, as NCCL's do. Another thread copies to the host. Rank 1 spoils STEP once.
+The host queues a step's kernels and continues. The kernels run late, and the collective among them blocks
+forever after a peer has died, as NCCL's collectives do. Another thread copies to the host. Rank 1 spoils STEP
+once.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def train(steps: int, digest: Path, spoilt: int, marker: Path) -> None:
     state = session.protect(model=model, optimizer=optimizer, sampler=sampler)
     for step in state.steps(steps):
         batch, loss = sampler.batch(), device.put(torch.full((), -1.0))
-        model(batch[:1])  # for its hooks: what the device computes is below
+        model(batch[:1])  # only to call its hooks; the device's computation is below
         device.launch(time.sleep, FORWARD_S)
         spoils = (step, session.rank) == (spoilt, 1) and once(marker)
         device.launch(_backward, list(model.parameters()), batch, loss, spoils)

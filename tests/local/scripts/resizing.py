@@ -2,9 +2,9 @@
 
 It records each step before the gradients are exchanged, and each commit.
 
-HOW is what the script does about the size: "batches" (it uses them), "hook" (it has a hook, too), or
-"nothing" (each rank has a sampler of its own). A process that starts while FOLDER/closed exists waits before
-it joins, as in a pod that takes long to start.
+HOW is what the script does about the size: "batches" (it uses Batches), "hook" (it also has a hook), or
+"nothing" (each rank has its own sampler). A process that starts while FOLDER/closed exists waits before it
+joins, as in a pod that takes long to start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A state whose copy takes 1.2 s, as one of gigabytes does: python slow_copy.py STEPS."""
+"""A state whose copy takes 1.2 s, like a state of gigabytes: python slow_copy.py STEPS."""
 
 from __future__ import annotations
 

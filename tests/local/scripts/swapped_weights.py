@@ -1,6 +1,6 @@
 """Weights are swapped in for an evaluation after steps 11, 23 and 35; rank 0's last one is long, once.
 
-python swapped_weights.py FOLDER. During the long one it keeps adding lines to `evaluated`; it creates
+python swapped_weights.py FOLDER. During the long evaluation, it keeps adding lines to `evaluated`. It creates
 `done` when an evaluation of step 35 has finished.
 """
 

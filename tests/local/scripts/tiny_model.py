@@ -1,4 +1,4 @@
-"""Code that these scripts share: a model with steps of a millisecond, and all that is hard to resume."""
+"""Code that these scripts share: a model with steps of a millisecond, and state that is hard to resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def train(
 ) -> None:
     """Train for `steps`, a number or a function that is called after joining, with the caller's hooks.
 
-    Each step pauses for `pace_s`, at one of three places in turn, so that a fault hits a rank anywhere.
+    Each step pauses for `pace_s` at one of three places, which take turns, so that a fault hits a rank
+    anywhere.
     """
     module = model_of(width)
     session = holdfast.join()
@@ -117,7 +118,7 @@ def _hash(tree: Any) -> str:
 
 
 def once(marker: Path) -> bool:
-    """Return True to the first process that asks."""
+    """Return True in the first process that calls this."""
     try:
         marker.open("x").close()
     except FileExistsError:

@@ -1,7 +1,7 @@
 """Two loops, and work between them: python two_loops.py guarded|plain FOLDER [STEP ...].
 
 Rank 1 is killed once in each STEP, before its optimizer steps. The work saves the result of the first phase,
-halves a weight, and sets another rate. `guarded` does it in the second loop's first step.
+halves a weight, and sets another rate. With `guarded`, the work is in the second loop's first step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train 20 steps and write a line of each to files that nothing closes: python unclosed_files.py FOLDER."""
+"""Train 20 steps, and write a line about each to files that nothing closes: python SCRIPT FOLDER."""
 
 from __future__ import annotations
 

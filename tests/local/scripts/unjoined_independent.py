@@ -16,7 +16,7 @@ def add(count: int) -> int:
 
 
 def evaluate(seconds: float) -> None:
-    """Compute until the time is over; each rank has its own part, and some take longer than others."""
+    """Compute until the time is over. Each rank has its own part, and some parts take longer than others."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         add(60_000)

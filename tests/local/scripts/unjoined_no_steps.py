@@ -1,6 +1,6 @@
 """A script that does not use holdfast and has no optimizer step: python SCRIPT SECONDS.
 
-Rank 0 prepares data for SECONDS while the others wait for it; then all of them predict for SECONDS.
+Rank 0 prepares data for SECONDS while the others wait for it. Then all ranks predict for SECONDS.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A script that does not use holdfast and saves when it is asked to end: python SCRIPT HOW.
 
-HOW: "interrupt" saves on Ctrl-C; "terminate" has a handler of SIGTERM as well; "deaf" ignores Ctrl-C;
-"stubborn" ignores both.
+HOW: "interrupt" saves on Ctrl-C; "terminate" also has a handler for SIGTERM; "deaf" ignores Ctrl-C;
+"stubborn" ignores both signals.
 """
 
 from __future__ import annotations

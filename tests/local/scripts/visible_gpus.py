@@ -1,4 +1,4 @@
-"""Record which GPUs each rank sees: python SCRIPT FOLDER [uses]. With `uses`, one is used before `join`."""
+"""Record which GPUs each rank sees: python SCRIPT FOLDER [uses]. `uses` makes it use one before `join`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Ranks that wait for each other: python SCRIPT FOLDER; files HOW-RANK in it select what happens.
 
-`apart` and `paused` are bugs: one rank alone enters a barrier of an evaluation. `tries` is not a bug: a rank
-notices by a time limit that no other rank joins it, and continues. `chain` is not a bug either. It is for
-three ranks and has no rank in its name: rank 0 waits for rank 1, which waits for rank 2, which waits for the
-process that writes into the pipe.
+`apart` and `paused` are bugs: only one rank enters a barrier of an evaluation. `tries` is not a bug: because
+of a time limit, a rank notices that no other rank joins it, and continues. `chain` is not a bug either. It
+needs three ranks, and its file name contains no rank: rank 0 waits for rank 1, which waits for rank 2, which
+waits for the process that writes into the pipe.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 python work_after_commit.py FOLDER save|beside|joined|raise|raise-once|interrupt|hang-up|meet|die SECONDS
 
-With `die` it is killed once, SECONDS into a pause in which it saves; with `hang-up` its connection is reset
-there once. With `meet` all ranks pass a barrier before it saves there, and rank 1 is killed once before that.
-With `joined` and `beside` a thread saves, which is joined in a pause or not at all. It creates `begun` when
-the work begins, and adds a line to `times` each time that it begins.
+With `die`, it is killed once, SECONDS into a pause in which it saves. With `hang-up`, its connection is reset
+once in that pause. With `meet`, all ranks pass a barrier before it saves in the pause, and rank 1 is killed
+once before the barrier. With `joined` and `beside`, a thread saves. The thread is joined in a pause, or not
+at all. Rank 0 creates `begun` when the work begins, and adds a line to `times` each time that it begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """End at step 20, with work to do at exit: python work_at_exit.py FOLDER HOW.
 
 HOW: exit, raise, thread (raises while a thread works), stuck (an exit handler that does not end). With upload
-and helper, the script exits with 0 and leaves a process that works for some seconds, or that waits forever.
+or helper, the script exits with 0 and leaves a process behind that works for some seconds or waits forever.
 """
 
 from __future__ import annotations

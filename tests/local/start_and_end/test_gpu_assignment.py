@@ -1,4 +1,4 @@
-"""Each rank gets its own devices: the environment shows it, even on a machine without any."""
+"""Each rank gets its own devices. The environment shows this, even on a machine without devices."""
 
 from __future__ import annotations
 

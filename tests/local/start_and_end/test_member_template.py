@@ -79,7 +79,7 @@ def forked_parts(run: Run) -> dict[str, list[int]]:
     """Return the pids of the parts' template and the processes forked from it, by their titles."""
     found: dict[str, list[int]] = {}
     for each in children(run):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has already ended
             shown = (each / "cmdline").read_text().rstrip("\0").removeprefix(title.PREFIX)
             if shown == title.PARTS_FORK_SERVER or shown.split(" ")[0] in ("supervisor", "sidecar"):
                 found.setdefault(shown.split(" ")[0], []).append(int(each.name))

@@ -1,4 +1,4 @@
-"""A file that a script reads before joining may be missing for a moment, even if a process needs it then."""
+"""A file that a script reads before joining may be missing for a moment, even when a process needs it."""
 
 from __future__ import annotations
 

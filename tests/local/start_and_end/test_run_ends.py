@@ -51,7 +51,7 @@ def test_two_signals_end_the_run_at_once(start: Start) -> None:
 def test_a_rank_that_dies_after_the_others_have_exited_repeats_its_work_after_the_loop(
     start: Start, tmp_path: Path
 ) -> None:
-    """Memory holds the last state and the one before. The rank resumes from the latter to repeat the work."""
+    """Memory holds the last two states. The rank resumes from the older one to repeat the work."""
     options = "--members 2 --snapshot-every 64 --checkpoint-every 0"
     run = start(options, "work_after_loop.py", 200, tmp_path / "marker")
     run.wait(lambda s: [r["state"] for r in s["ranks"] if r["rank"] == 1] == ["exited"], "rank 1 to exit")

@@ -40,7 +40,7 @@ class AtTerminal:
         self.pid = pid
 
     def read(self, limit_s: float = 0.0) -> str:
-        """Return all that the terminal has shown so far."""
+        """Return everything that the terminal has shown so far."""
         while select.select([self.terminal], [], [], limit_s)[0]:
             try:
                 self.seen += os.read(self.terminal, 65536).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A finished run leaves its last state: the same command does nothing, and one for more steps continues."""
+"""A finished run leaves its last state. The same command then does nothing; more steps continue from it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ asyncio.run(main(Path(sys.argv[1]), DirectoryStorage(Path(sys.argv[2]))))
 
 
 def test_a_state_of_a_gigabyte_needs_little_memory(tmp_path: Path) -> None:
-    """In a process of its own: later ones inherit the most memory that this one has used."""
+    """This uses a separate process, because later processes inherit this process's peak memory."""
     with member() as path:
         ended = subprocess.run(
             [sys.executable, "-c", _MEMBERS, str(path), str(tmp_path)],

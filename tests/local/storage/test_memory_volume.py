@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(180)]
 
 
 def blocked(run: Run, member: str) -> Path:
-    """Make the member's volume refuse private states: nothing can be created below a file."""
+    """Make the member's volume refuse private states, because nothing can be created below a file."""
     assert run.runtime is not None
     path = run.runtime / member / "restore"
     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A run that has saved a state never starts over unless it is asked to."""
+"""A run that has saved a state never starts over unless the user requests it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_ranks_that_die_one_after_another_while_a_checkpoint_hangs_cost_at_most_
 def writer_and_other(journal: Path) -> tuple[str, str]:
     """Return the member that was ordered to write the last checkpoint, and the other member.
 
-    It is m0 unless only m1 has done the newest step: a stop may find the members a step apart.
+    The writer is m0, unless only m1 has completed the newest step. The members may be a step apart at a stop.
     """
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     [writer] = [str(line["after"]["save_member"]) for line in lines if line["action"] == "Save"]

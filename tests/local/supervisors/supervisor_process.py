@@ -16,7 +16,7 @@ from supervisor.cluster import main as cluster_main
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.replicas import Replicas
 
-OTHER = "127.0.0.2"  # the same machine, by an address that is not POD_IP
+OTHER = "127.0.0.2"  # the same machine, at an address other than POD_IP
 
 
 async def addresses(_service: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Of two real supervisors, one leads at once when the other one has ended, but waits when it is frozen."""
+"""One of two real supervisors leads at once when the other one has ended, but waits if it is frozen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 class Pair:
-    """An API server and two supervisors, of which the first one leads."""
+    """An API server and two supervisors. The first supervisor leads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -19,7 +19,7 @@ OK, LOST, RESET_REQUIRED, VANISHED, UNREADABLE = range(5)
 
 
 class Room:
-    """A node with a polling sensor, every check of which is due at every read."""
+    """A node with a polling sensor. Every check of the sensor is due at every read."""
 
     def __init__(self, fake: Fake, folder: Path) -> None:
         self.fake = fake

@@ -23,7 +23,7 @@ class Judged:
         self.evaluator = Evaluator(shipped(), 575)
 
     def after(self, reads: int) -> dict[tuple[str, str], Level]:
-        """Read that often, and return the findings."""
+        """Read `reads` times, and return the findings."""
         for _ in range(reads):
             for each in self.room.read(STEP_S):
                 self.evaluator.add(each)

@@ -72,7 +72,7 @@ def test_a_gpu_that_was_given_to_a_virtual_machine_is_not_expected(room: Room) -
 
 
 def test_a_container_with_some_of_the_gpus_misses_none_of_the_others(room: Room) -> None:
-    for number in range(3):  # the device files are those of the GPUs of this container
+    for number in range(3):  # only the GPUs of this container have device files
         (room.sysfs / "none").mkdir(exist_ok=True)
         (room.sysfs / f"none/nvidia{number}").touch()
     room.fake.vanish(3)

@@ -1,4 +1,4 @@
-"""The library as the loader finds it, or does not, tested in separate processes."""
+"""How the loader finds the library, or fails to find it, tested in separate processes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_each_check_is_reported_at_its_own_period(room: Room) -> None:
         for each in slow.read():
             counts[each.check] = counts.get(each.check, 0) + 1
     slow.close()
-    # A GPU's state is reported without being due only when it changes.
+    # When it is not due, a GPU's state is reported only if it has changed.
     assert counts == {"gpu_throttled": 12 * GPUS, "ecc_sbe": 4 * GPUS}
 
 

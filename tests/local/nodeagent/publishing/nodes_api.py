@@ -1,7 +1,7 @@
-"""An HTTPS server that receives the patches of one Node object, and answers as a test says.
+"""An HTTPS server that receives the patches of one Node object, and answers as a test specifies.
 
-It stands in for the API server where a test needs it to be slow, to refuse or to be away. tests/cluster/api
-has a real one.
+It replaces the API server in tests that need a server that is slow, refuses requests or is unavailable. The
+tests in tests/cluster/api use a real API server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: agents end while they wait for an answer."""
+        """Print nothing, because agents may end while they wait for an answer."""
 
 
 class NodesApi:
@@ -55,7 +55,7 @@ class NodesApi:
         self.start()
 
     def start(self) -> None:
-        """Listen, at the same port as before."""
+        """Listen on the same port as before."""
         self._server = _Server((HOST, self.port), self._handler())
         self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
@@ -85,7 +85,7 @@ class NodesApi:
                     raise AssertionError(json.dumps(self.received[after:], indent=1))
 
     def until_tried(self, count: int) -> None:
-        """Return once there were `count` requests."""
+        """Return after `count` requests have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.tries >= count, PATIENCE_S), self.tries
 

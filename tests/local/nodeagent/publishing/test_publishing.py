@@ -47,7 +47,7 @@ def faulty(patch: Patch) -> bool:
 
 
 def watches_gpus(health: dict[str, Any]) -> bool:
-    """Whether the agent has seen both GPUs and is registered for their events."""
+    """Return whether the agent has seen both GPUs and is registered for their events."""
     seeing = {each["name"] for each in health["sensors"] if each["sees"]}
     return len(health["gpus"]) == 2 and "nvml-events" in seeing
 

@@ -20,7 +20,7 @@ def dry() -> None:
             each.p = 0.0
 
 
-if state.step >= DRY:  # a rate is no flag, so the script sets it again
+if state.step >= DRY:  # a rate is not a flag, so the script sets it again
     dry()
 model.train()
 for step in loop.steps():

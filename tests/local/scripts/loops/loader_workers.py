@@ -21,7 +21,7 @@ class Points(Dataset[Tensor]):
 
 
 class Order:
-    """The batches of one rank from a step on, each epoch in another order."""
+    """The batches of one rank, starting at a step. Each epoch has a different order."""
 
     def __init__(self, rank: int, world_size: int, first: int) -> None:
         self.rank, self.world_size, self.first = rank, world_size, first

@@ -1,4 +1,4 @@
-"""Mixed precision with a GradScaler: each seventh step overflows; argv[4] is plain or fused."""
+"""Mixed precision with a GradScaler. Every seventh step overflows. argv[4] is plain or fused."""
 
 from __future__ import annotations
 

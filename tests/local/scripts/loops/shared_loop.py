@@ -1,8 +1,8 @@
 """Code that these loops share: python SCRIPT STEPS DIGEST QUIET ...
 
 Each loop follows a practice of real training scripts. Until the file QUIET exists, each step pauses at one of
-several places in turn, so that a fault hits a rank anywhere. At its end, each rank writes a hash of its state
-to DIGEST.RANK.
+several places, which take turns, so that a fault hits a rank anywhere. At its end, each rank writes a hash of
+its state to DIGEST.RANK.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An exponential average, swapped in for each evaluation; from step 15 on a stochastic one as well.
+"""An exponential average, swapped in for each evaluation; from step 15 on, a stochastic average as well.
 
-With the word `alone` only rank 0's evaluations take a while: rank 1 waits for it in the next step.
+With the word `alone`, only rank 0's evaluations take a while, and rank 1 waits for it in the next step.
 """
 
 from __future__ import annotations

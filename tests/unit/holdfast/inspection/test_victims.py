@@ -296,9 +296,9 @@ def test_mismatched_collectives_are_not_a_lost_peer() -> None:
     assert in_log(lost)
     assert in_log(f"caught: {MISMATCH}\n{lost}"), "the last message counts"
     assert mismatch(aborted) == (
-        "its collective does not match that of another rank (it was sent 12 bytes and expected 4)"
+        "its collective does not match another rank's (it was sent 12 bytes and expected 4)"
     )
     assert mismatch("Detected mismatch between collectives on ranks. Rank 0 is running") == (
-        "its collective does not match that of another rank"
+        "its collective does not match another rank's"
     )
     assert mismatch(lost) == ""

@@ -47,7 +47,7 @@ def seen(*endings: Ending | None, **given: Any) -> tuple[Fault, ...]:
             Ending(90 * S, None, 6, message=ABORTED),
             "crash",
             "signal 6",
-            "rank 1 was killed by SIGABRT: its collective does not match that of another rank"
+            "rank 1 was killed by SIGABRT: its collective does not match another rank's"
             " (it was sent 12 bytes and expected 4)",
         ),
         (Ending(90 * S, 17), "crash", "exit 17", "rank 1 exited with code 17"),

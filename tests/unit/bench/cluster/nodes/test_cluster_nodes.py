@@ -47,7 +47,7 @@ def test_missing_commands_are_named_unless_they_are_not_needed(
 ) -> None:
     monkeypatch.delenv("HOLDFAST_NODE_HEAL")
     monkeypatch.delenv("HOLDFAST_NODE_KILL")
-    words = "to commands that, followed by the name of a node, do this to it"
+    words = "to commands that, followed by the name of a node, do this to the node"
     assert refused(capsys, kubectl, commands) == f"set HOLDFAST_NODE_KILL, HOLDFAST_NODE_HEAL {words}"
     assert refused(capsys, kubectl, commands, "--cuts=0") == f"set HOLDFAST_NODE_KILL {words}"
     server.put("/api/v1/nodes/n1", node())

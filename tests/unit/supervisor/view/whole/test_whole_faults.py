@@ -364,8 +364,8 @@ def test_differing_replicas_are_a_fault_that_names_the_minority() -> None:
         (Ending(1, None, 9), "was killed by SIGKILL"),
         (Ending(1, None, 1), "was killed by SIGHUP"),
         (Ending(1, None, 64), "was killed by signal 64"),
-        (Ending(1, None, 6, message=ABORTED), "was killed by SIGABRT: its collective does not match that of"
-         " another rank (it was sent 12 bytes and expected 4)"),
+        (Ending(1, None, 6, message=ABORTED), "was killed by SIGABRT: its collective does not match another"
+         " rank's (it was sent 12 bytes and expected 4)"),
         (Ending(1, None, 9, message=ABORTED), "was killed by SIGKILL"),
         (Ending(1, None, 9, message="out of memory: 9 of 8 GB\nmore"),
          "was killed by SIGKILL: out of memory: 9 of 8 GB"),
