@@ -1,7 +1,7 @@
-"""Read from a node's labels which nodes may fail together: its rack. Pure.
+"""Read a node's rack from its labels. The nodes of a rack may fail together. Pure.
 
 Kubernetes defines labels for the region and the zone of a node, but none for its rack. Operators and
-schedulers of large clusters use labels of their own.
+schedulers of large clusters use their own labels.
 """
 
 from __future__ import annotations

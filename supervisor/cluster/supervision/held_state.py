@@ -70,7 +70,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "memory": recorded(_without_sources(_shortened(memory))),
         "sources": _rows(memory.sources),
         "peers": _rows(memory.peers),
-        "bystanders": list(memory.bystanders),  # no journal has them
+        "bystanders": list(memory.bystanders),  # journals do not contain them
         "backups": list(memory.launch.backups) if memory.launch is not None else [],
         "ledger": ledger,
     }
@@ -111,7 +111,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _shortened(memory: JobState) -> JobState:
-    """Return the state without most of the faults and evidence if its incident involves very many ranks."""
+    """Return the state without most of the faults and evidence if its incident involves many ranks."""
     incident, unbegun = memory.incident, memory.unbegun
     if incident is not None and max(len(incident.faults), len(incident.evidence)) > MAX_LISTED:
         shorter = replace(

@@ -47,7 +47,7 @@ class Takeover:
 
 
 class OwnerGone(OSError):
-    """The Supervision of this name belongs to another owner, usually one that is gone. Try again later."""
+    """The Supervision with this name belongs to another owner, which is usually gone. Try again later."""
 
 
 class SupervisionResource:
