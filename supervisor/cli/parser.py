@@ -322,7 +322,7 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
 
 
 def _check_action(values: Mapping[str, object]) -> None:
-    """Raise `BadInput` if an action on a node lacks something, or an option has no effect."""
+    """Raise `BadInput` if an action on a node lacks an argument, or an option has no effect."""
     action = values.get("action")
     if action is not None and "node" not in values:
         raise BadInput(f"missing NODE for nodes {action}: expected the name of a node")

@@ -269,8 +269,8 @@ class ClusterSupervisor:
     async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
         """Return the pod that the request's token belongs to.
 
-        The reviews for one address are limited, to keep forged tokens from delaying the reviews of members'
-        tokens.
+        The number of reviews for one address is limited, to keep forged tokens from delaying the reviews of
+        members' tokens.
         """
         address = request.remote or ""
         if self._reviewing[address] >= REVIEWS_PER_ADDRESS:

@@ -10,7 +10,7 @@ A deleted lease is treated as unchanged since its deletion. Its holder creates i
 and the other contenders wait as if the holder were silent.
 
 A lease is taken over before it expires only if its holder is known to have ended. The next process of the
-holder's pod knows this, and another contender can find it out (`LeaseLock.note_ended`).
+holder's pod knows this, and other contenders can learn it (`LeaseLock.note_ended`).
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.

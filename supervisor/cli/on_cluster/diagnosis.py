@@ -154,7 +154,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """The jobs in a pod's namespace, the pod's events, and why the namespace is excluded, if it is.
+    """The jobs in a pod's namespace, the pod's events, and the reason if the namespace is excluded.
 
     `now_s` is the Unix time.
     """

@@ -13,7 +13,7 @@ RACK_LABELS = ("topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 
 
 def rack_labels(setting: str) -> tuple[str, ...]:
-    """Return the labels that the operator's setting names, separated by commas; the default ones for ""."""
+    """Return the labels in the operator's comma-separated setting; the default labels if it is ""."""
     return tuple(filter(None, (each.strip() for each in setting.split(",")))) or RACK_LABELS
 
 

@@ -86,8 +86,8 @@ class ClusterRoom:
     _survey: _Survey = field(default_factory=_Survey)
     _surveying: asyncio.Lock = field(default_factory=asyncio.Lock)
     _rooms: dict[str, tuple[float, NodeRoom]] = field(default_factory=dict)  # when each was read
-    _seen_s: dict[str, float] = field(default_factory=dict)  # by uid: since when a pod waits
-    _lacks_s: dict[str, float] = field(default_factory=dict)  # by uid: since when it lacks room
+    _seen_s: dict[str, float] = field(default_factory=dict)  # by uid: when a pod began to wait
+    _lacks_s: dict[str, float] = field(default_factory=dict)  # by uid: when it began to lack room
     _again_s: dict[str, float] = field(default_factory=dict)  # by uid: when it is considered again
     _promised: list[tuple[float, PodNeeds]] = field(default_factory=list)  # until when each counts
     _going_s: dict[str, float] = field(default_factory=dict)  # by uid of a standby that yields: until when

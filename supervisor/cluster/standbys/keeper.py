@@ -3,8 +3,8 @@
 Each round observes the pods again, so a request whose response was lost is never repeated blindly: if the
 standby exists, it has the name that the next round would use, and a deletion specifies the pod's uid. A pod
 with that name belongs to this job only if its owner is this job's Supervision. Nothing is created or deleted
-without a confirmed term, because another supervisor may lead. A standby gets no ranks from just before its
-deletion is requested, because the watch shows the deletion only later.
+without a confirmed term, because another supervisor may lead. Just before its deletion is requested, a
+standby is excluded from getting ranks, because the watch shows the deletion only later.
 
 A standby is created only for nodes that have room for it, and deleted if it is not scheduled there soon.
 While it is idle, it yields to pods that cannot be scheduled: see `cluster_room`.
@@ -81,7 +81,7 @@ class StandbyKeeper:
         self._server, self._namespace = server, namespace
         self._needs, self._term_left_s, self._report = needs, term_left_s, report
         self._over_since_s: float | None = None
-        self._touched: dict[object, float] = {}  # numbers and uids of recent requests, until when they count
+        self._touched: dict[object, float] = {}  # until when recent requests count, by number or uid
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
         self._problem = ""  # as last reported

@@ -34,7 +34,7 @@ def read_standbys(room: NodeRoom, idle: Collection[str]) -> NodeStandbys:
 
 
 def choose(pod: PodNeeds, nodes: Iterable[NodeStandbys], idle: Collection[str]) -> Yielding | None:
-    """Return the fewest standbys on one node without which the pod fits there; None if that is impossible.
+    """Return the fewest standbys to delete on one node to make the pod fit there; None if it cannot fit.
 
     `idle` contains the uids of the standbys that may be deleted. None is chosen if the pod already fits.
     """

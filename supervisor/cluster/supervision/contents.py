@@ -168,7 +168,7 @@ def held_state_of(status: Mapping[str, Any]) -> HeldState | None:
         return None
     try:
         return held_state.decode(text, here())
-    except held_state.UnreadableState as error:  # the job resumes from a state of its members or storage
+    except held_state.UnreadableState as error:  # the job resumes from its members' state or from storage
         log.error("the state in the resource cannot be read", extra={"error": str(error)})
         return None
 

@@ -173,8 +173,8 @@ def in_loop(
 ) -> None:
     """Run `work` in `loop`, and wait for it in another thread.
 
-    The coroutine is created in the loop. If it were created here and the loop ended before it started, Python
-    would warn that it was never awaited.
+    The coroutine is created in the loop. If it were created here, and the loop ended before the coroutine
+    started, Python would warn that it was never awaited.
 
     Raises the exceptions of `work`, but an `ApiError` becomes an `OSError`. Also raises `OSError` if `work`
     takes longer than `limit_s`, or if the loop has ended.

@@ -1,7 +1,7 @@
 """Encode a job's state as text in its Supervision, and decode it for the clock of another host. Pure.
 
-A Supervision must stay small, so the text contains the job's state and its ledger, but not the view of all
-members that the state was computed from, because members report to the next supervisor anyway.
+A Supervision must stay small. The text therefore contains the job's state and its ledger, but not the view of
+all members from which the state was computed. Members report to the next supervisor anyway.
 
 All times in the state are times of the writing host's CLOCK_MONOTONIC, which mean nothing on another host.
 The text therefore also contains the monotonic time and the wall time of the write, from which `decode`
