@@ -1,7 +1,7 @@
 """Decide whether to inject Holdfast into a pod, and if so, add its containers and its launcher. Pure.
 
 The result depends only on the pod and the context. Injection is idempotent, because the API server calls a
-webhook again if another webhook has changed the pod. It leaves the user's fields alone, apart from the
+webhook again if another webhook has changed the pod. It does not change the user's fields, except for the
 training container's command, and two tolerations if they have the cluster's default values.
 """
 
@@ -254,9 +254,9 @@ class _Injection:
     def _user(self) -> dict[str, Any]:
         """Return the security context fields that determine the user of Holdfast's containers.
 
-        They run as the training user, which can write to the checkpoint storage. If the pod sets no
-        user, the training image determines the user, which is not known here. Holdfast's containers then run
-        as root without capabilities, as most training images do, or, in a pod that must not run as root, as
+        They run as the training user, which can write to the checkpoint storage. If the pod sets no user, the
+        training image determines the user, which is not known here. Holdfast's containers then run as root,
+        like most training images, but without capabilities. In a pod that must not run as root, they run as
         the user of Holdfast's image. Any two users can share the memory volume
         (`holdfast.fileio.folder_rights`).
         """

@@ -167,8 +167,8 @@ def _asks(value: Any, seen: set[int]) -> bool:
 def _operator_variables(owner: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the variables that an operator will add to the pods of `owner` to set the number of ranks.
 
-    Kubeflow's training operator adds such a variable, which torchrun reads, to the pods of a PyTorchJob.
-    Other operators add theirs to pods that they create from objects without a pod template.
+    Kubeflow's training operator adds a variable that torchrun reads to the pods of a PyTorchJob. Other
+    operators add theirs to pods that they create from objects without a pod template.
     """
     if owner.get("kind") != "PyTorchJob":
         return ()
@@ -201,7 +201,7 @@ def _templates(root: list[Any]) -> Iterator[tuple[dict[str, Any], str, Any, Any]
 def _below(
     owner: dict[str, Any], value: Any, path: str, above: tuple[int, ...], count: Iterator[int]
 ) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
-    """Yield the templates in `value`. An anchored object counts at each place that refers to it."""
+    """Yield the templates in `value`. An anchored object is counted at each place that refers to it."""
     if not isinstance(value, dict | list) or id(value) in above:
         return
     if next(count) >= MAX_PARTS:

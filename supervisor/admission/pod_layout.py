@@ -6,8 +6,8 @@ documentation share these definitions.
 ```text
 initContainers
   ...                 the user's, and those of other injectors
-  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then exits holdfast-sidecar    runs as long
-  as the pod (restartPolicy: Always)
+  holdfast-setup      copies Holdfast and py-spy to /opt/holdfast, then exits
+  holdfast-sidecar    runs as long as the pod (restartPolicy: Always)
 containers
   NAME                trains; its command starts the launcher, which starts the ranks
 volumes
@@ -90,7 +90,7 @@ TRAINING_MOUNTS = {CODE_VOLUME: CODE, MEMORY_VOLUME: MEMORY, CHECKPOINT_VOLUME: 
 SETUP_ARGS = ("holdfast", "install-runtime", CODE)
 SIDECAR_ARGS = ("holdfast", "sidecar")
 
-# The sidecar touches this file every few seconds while its event loop runs. The probe fails once the file is
+# The sidecar touches this file every few seconds while its event loop runs. The probe fails when the file is
 # more than a minute old. The kubelet restarts the sidecar at least a minute later, because on a busy node a
 # healthy sidecar can be slow. The probe checks a file and not a port, because pods in the host's network
 # share ports, and it does not start Python. If the file is missing, the probe succeeds, because the sidecar

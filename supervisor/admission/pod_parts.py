@@ -196,7 +196,7 @@ def _volumes(asked: PodSettings, volume_bytes: int) -> tuple[PodObject, ...]:
 
 
 def shorten_absence(spec: PodObject) -> None:
-    """Have the pod evicted 30 s after its node stops responding, unless the user has set a toleration.
+    """Make Kubernetes evict the pod 30 s after its node stops responding, unless the user set a toleration.
 
     Before the API server calls a webhook, it adds its default tolerations of 300 s. This function recognizes
     them by their exact content and shortens them.

@@ -70,7 +70,7 @@ def python_flags(words: Sequence[ShellWord]) -> tuple[tuple[str, ...], str | Non
         flags += [f"-{plain}"] if plain else []
         if plain != text[1:]:
             if place >= len(words) or (text[-1] == "m" and words[place].expands):
-                raise UnclearCommand(f"what {words[0].text} {text} runs is missing or not known")
+                raise UnclearCommand(f"the program after {words[0].text} {text} is missing or not known")
             if text[-1] == "m":
                 return tuple(flags), words[place].text, place
             return (*flags, "-c"), None, place

@@ -126,7 +126,7 @@ class _CommandReader:
             self.place = self._after_test()
 
     def _take_reserved(self, word: ShellWord) -> bool:
-        """Take a reserved word, which begins, divides or ends a compound command. False if it is not one."""
+        """Take a word that begins, divides or ends a compound command. Return False for any other word."""
         name = self.text[word.start : word.end]  # a quoted word is not reserved
         if name in _UNREAD:
             raise UnclearCommand(f"it has a compound command ({name})")

@@ -26,9 +26,9 @@ _NOT_TRAINING = frozenset({"pip", "venv", "ensurepip", "compileall", "site"})  #
 _ONLY_NAME_PROGRAMS = frozenset(
     {"echo", "printf", "which", "type", "command", "pip", "pip3", "apt-get", "kill", "pkill"}
 )
-# A pod with a longer command is not injected, and the reason is reported. No training needs such a command
-# (Linux starts no program with a word above 128 KiB or, on most nodes, with words above 2 MiB in all), and
-# the creation of all other pods waits while the webhook reads it.
+# A pod with a longer command is not injected, and the reason is reported. No training needs such a long
+# command: Linux does not start a program with a word above 128 KiB or, on most nodes, with words above 2 MiB
+# in total. The creation of all other pods would wait while the webhook reads the command.
 MAX_WORDS = 8192
 MAX_CHARS = 512 << 10
 # The maximum length of a word that should be a number, and of the value of each variable in it. A longer word
@@ -384,7 +384,7 @@ def _checked(text: str, program: str) -> int | str:
         value = ranks.read(text)
     except ValueError as error:
         raise UnclearCommand(
-            f"{program} starts {text!r} ranks on each node, and Holdfast accepts {error}: {_SET_NPROC}"
+            f"{program} starts {text!r} ranks on each node, but Holdfast accepts {error}: {_SET_NPROC}"
         ) from None
     assert isinstance(value, int | str)
     return value
@@ -413,7 +413,7 @@ def _training(commands: Sequence[SimpleCommand]) -> SimpleCommand:
     if hidden and not launchers:
         raise UnclearCommand(_in_front(hidden[0]))
     if len(chosen) != 1:
-        problem = "several commands may be the training" if chosen else _no_python(commands)
+        problem = "several commands could be the training" if chosen else _no_python(commands)
         raise UnclearCommand(f"{problem}: {SET_COMMAND}")
     if within := chosen[0].within:
         around = "a subshell" if within == "(" else f"a compound command ({within})"
@@ -492,5 +492,5 @@ def _is_python_training(words: Sequence[ShellWord]) -> bool:
 def _after_launch(words: Sequence[ShellWord], place: int) -> int:
     """Return the index after the word `launch`, which is the only accelerate command that trains."""
     if place >= len(words) or words[place].text != "launch":
-        raise UnclearCommand("accelerate without launch starts no training")
+        raise UnclearCommand("accelerate without launch does not start a training")
     return place + 1

@@ -51,7 +51,7 @@ MAX_IDLE, IDLE_S = 128, 90.0
 COLLECT_S = 1.0  # the interval between passes of the garbage collector
 PIECE_BYTES = 64 << 10  # a piece of a response; an idle connection may still hold about two pieces
 MAX_WARNINGS, WARNING_CHARS = 3, 250  # the API server truncates longer warnings
-RETRY_S, CHECK_S = 5.0, 60.0  # the wait after a failed check of the configuration, and after others
+RETRY_S, CHECK_S = 5.0, 60.0  # the wait after a failed check of the configuration, and after a successful one
 SHUTDOWN_S = 2.0
 BACKLOG = 128  # a controller may create the pods of a large job at the same time
 CONFIGURATIONS = ResourceKind(
@@ -71,7 +71,7 @@ class AdmissionExchange:
     async def receive(self) -> bytes:
         """Return the body of the request.
 
-        Raises `HTTPRequestEntityTooLarge`, or `ConnectionError` if the exchange was given up.
+        Raises `HTTPRequestEntityTooLarge`, or `ConnectionError` if the exchange was aborted.
         """
         while chunk := await self._request.content.readany():
             if len(self._body) + len(chunk) > MAX_REVIEW_BYTES:
@@ -83,7 +83,7 @@ class AdmissionExchange:
     async def send(self, body: bytes) -> web.StreamResponse:
         """Send a response, and return it when at most about 2 x `PIECE_BYTES` are left to send.
 
-        Raises `ConnectionError` if the exchange was given up, or the client is gone.
+        Raises `ConnectionError` if the exchange was aborted, or the client is gone.
         """
         self._exchanges.hold(self, len(body))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -121,7 +121,7 @@ class AdmissionExchanges:
 
     @contextmanager
     def begin(self, request: web.Request) -> Iterator[AdmissionExchange]:
-        """Yield the exchange of `request`, which is given up if the block takes longer than `EXCHANGE_S`."""
+        """Yield the exchange of `request`, which is aborted if the block takes longer than `EXCHANGE_S`."""
         while len(self._open) >= MAX_EXCHANGES:
             self._give_up(next(iter(self._open)))
         exchange = AdmissionExchange(request, self)
@@ -134,14 +134,14 @@ class AdmissionExchanges:
             self._end(exchange)
 
     def hold(self, exchange: AdmissionExchange, more_bytes: int) -> None:
-        """Count memory that an exchange takes. Raises `ConnectionError` if the exchange was given up."""
+        """Count memory that an exchange takes. Raises `ConnectionError` if the exchange was aborted."""
         if exchange in self._open:
             exchange.held_bytes += more_bytes
             self.held_bytes += more_bytes
             while self.held_bytes > MAX_HELD_BYTES:
                 self._give_up(next(iter(self._open)))
         if exchange not in self._open:
-            raise ConnectionResetError("the exchange was given up")
+            raise ConnectionResetError("the exchange was aborted")
 
     def _give_up(self, exchange: AdmissionExchange) -> None:
         self._end(exchange)
@@ -159,7 +159,7 @@ class Admission:
 
     def __init__(self, image: str) -> None:
         self.ca = ""  # the CA for the sidecars, as PEM text
-        self.is_entered = False  # True once the API server has the CA, which it needs to call the webhook
+        self.is_entered = False  # True after the API server has the CA, which it needs to call the webhook
         self._image = image
         self._exchanges = AdmissionExchanges()
 

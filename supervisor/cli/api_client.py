@@ -17,7 +17,7 @@ from supervisor.wording import seconds
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# Up to this age, a cluster job's status counts as current. It is written every 5 to 15 s, and clocks
+# A cluster job's status is considered current up to this age. It is written every 5 to 15 s, and clocks
 # differ.
 CURRENT_S = 30.0
 AGED_S = 10.0  # from this age on, the age of a cluster job's status is shown
@@ -47,7 +47,7 @@ class RunRecords(Protocol):
 
 
 def title(run: RunRecords) -> str:
-    """Return how messages refer to a run, such as "run 20260101-120000-ab12" or "job research/gpt"."""
+    """Return the name of a run in messages, such as "run 20260101-120000-ab12" or "job research/gpt"."""
     return f"run {run.path.name}" if isinstance(run, RunDir) else f"job {run.path}"
 
 

@@ -71,7 +71,7 @@ def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
 
 
 def reported(status: Mapping[str, Any]) -> list[CheckpointSummary]:
-    """Return the checkpoints in a status: the newest usable one, and those that were passed over."""
+    """Return the checkpoints in a status: the newest usable one, and the ones that were not used."""
     newest = status.get("checkpoint") or {}
     found = []
     if newest.get("step") is not None:

@@ -41,7 +41,7 @@ def follow_end(
 ) -> int:
     """Wait for a stopping run to end, show how it ended, and return the command's exit code.
 
-    `more` contains additional fields for the output with `--json`. After Ctrl-C, this says that the run is
+    `more` contains additional fields for the output with `--json`. After Ctrl-C, this prints that the run is
     still stopping, and raises `KeyboardInterrupt`.
     """
     try:

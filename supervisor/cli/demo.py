@@ -61,7 +61,7 @@ class Scenario:
     """What to train, for how long, and which faults to inject."""
 
     steps: int
-    pace_s: float  # the minimum step time of the broken run, to make it last until the last fault
+    pace_s: float  # the minimum step time of the broken run, which must last until the last fault
     train: tuple[str, ...]
     drills: tuple[DemoFault, ...]
 

@@ -52,13 +52,13 @@ _NOW = Option(("--now",), "now", None, "", _OPTIONS, "stop immediately, without 
 _KEEP = Option(("--keep",), "keep", None, "", _OPTIONS,
                "keep the run directories; with --cluster, the jobs and the installation")  # fmt: skip
 _CLUSTER_DEMO = Option(("--cluster",), "cluster", None, "", _CLUSTER,
-                       "break a job in pods, on the cluster of the kubeconfig")  # fmt: skip
+                       "break a job in pods, on the cluster that the kubeconfig selects")  # fmt: skip
 _OUTPUT = Option(("-o", "--output"), "output", choice("table", "json"), "FORMAT", _OPTIONS,
                  "format of the output, as in kubectl; --json is the same as -o json", "table")  # fmt: skip
 _WHY = Option(("--why",), "why", reason, "TEXT", _OPTIONS,
-              "reason of a quarantine, which is shown to all users", "required by quarantine")  # fmt: skip
+              "reason for the quarantine, which is shown to all users", "required by quarantine")  # fmt: skip
 _DRAIN = Option(("--drain",), "drain", None, "", _OPTIONS,
-                "have the jobs leave a node that is quarantined")  # fmt: skip
+                "move jobs off the quarantined node")  # fmt: skip
 _QUICK = Option(("--quick",), "quick", None, "", _OPTIONS,
                 "train a smaller model with three faults, in about half a minute")  # fmt: skip
 _WHERE = Option(("--run-dir",), "run_dir", directory, "DIR", _OPTIONS,
@@ -102,9 +102,9 @@ COMMAND is what you would pass to torchrun: `python train.py ARGS`, `train.py AR
 or any other program. Put holdfast's options before COMMAND; all arguments after it go to the script.
 torchrun's spellings of shared options and its PET_* variables are accepted.
 
-If a rank crashes, hangs or computes a NaN, holdfast restarts what is needed and training resumes
-from the newest state that survives in memory, or else from the newest checkpoint. Ctrl-C saves a
-checkpoint and stops the run; pressed again, it stops the run immediately. The exit code is the
+If a rank crashes, hangs or computes a NaN, holdfast restarts what is needed. Training resumes from
+the newest state that survives in memory or, if none does, from the newest checkpoint. Ctrl-C saves
+a checkpoint and stops the run; a second Ctrl-C stops the run immediately. The exit code is the
 script's; it is 130 after Ctrl-C and 2 for bad input.
 
 A TIME is a number with a unit, such as 250ms, 30s, 5m, 2h or 1d, or a plain number of seconds."""
@@ -159,44 +159,47 @@ a checkout of Holdfast."""
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
 status, incidents, explain, checkpoints, stop and inject take its name as --job. They access the API
-server with your own rights: the ClusterRole view is enough to read jobs, and edit to change them."""
+server with your own permissions: the ClusterRole view is enough to read jobs, and edit is enough to
+change them."""
 
 _DOCTOR_ABOUT = """\
 Checks the installation, your rights, the namespace and its pods. Prints a line for each check, and a
 remedy for each problem. The exit code is 1 if any problem was found."""
 
 _NODES_ABOUT = """\
-Lists the nodes that have a node agent: their state, the worst finding, what is due and, if nothing is
-being done, why. ACTION is one of
-  explain     print all that is known of NODE, and what must happen before its release
-  release     remove the quarantine of NODE; this covers the current findings for 7 days
+Lists the nodes that have a node agent: their state, the worst finding, the next action and, if nothing
+is being done, the reason. ACTION is one of
+  explain     print everything that is known about NODE, and what must happen before its release
+  release     end the quarantine of NODE, and ignore its current findings for 7 days
   quarantine  keep new work off NODE until it is released with `holdfast nodes release`
 
 The states are healthy, degraded (keeps its work), suspect (a fault is not confirmed yet), held (a
 confirmed fault, but a storm or the breaker prevents the quarantine), quarantined, waived (released by
-an operator in spite of its findings) and unknown (its agent is silent). The list is computed from the
-Nodes with your own rights, and works while the supervisor is down. Requests require permission to
-patch nodes; the supervisor carries them out. The exit code is 1 if it does not do so in time."""
+an operator despite its findings) and unknown (its agent is silent). The list is computed from the Node
+objects with your own permissions, and works even while the supervisor is down. Requests require
+permission to patch nodes; the supervisor carries them out. The exit code is 1 if it does not do so in
+time."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
-annotation holdfast.dev/inject: "true" and prints the result. Prints a note about each such template
-to stderr. The CA certificate that sidecars need to verify the supervisor is omitted, because only
-the webhook has it. The exit code is 1 if a template with the annotation cannot be injected."""
+annotation holdfast.dev/inject: "true" and prints the result. Prints a note about each of these
+templates to stderr. The CA certificate that sidecars need to verify the supervisor is omitted,
+because only the webhook has it. The exit code is 1 if a template with the annotation cannot be
+injected."""
 
 _PLAN_ABOUT = """\
 Prints for each number of standbys how much of the time the job trains and what that costs, the
 number with the cheapest useful GPU hour, how often to write checkpoints, and what would change the
 answer. Nothing is started, and no cluster is contacted.
 
-A standby is a node that is ready but does not train. Without one, all nodes wait for the repair of
-a single node. Each standby costs a node all the time.
+A standby is a node that is ready but does not train. Without standbys, all nodes wait while a single
+node is repaired. Each standby takes up a node all the time.
 
 The defaults come from Meta's training of Llama 3 (arXiv 2407.21783): 419 unexpected interruptions
-in 54 days on 16,384 GPUs, of which 350 took a node away; three interventions by hand; at most 4 GB
-of state for each GPU, and storage that writes 2 TB/s. The times of detection and recovery are the
-limits that Holdfast is built for. Repair, step and slowdown are assumptions: give your own.
-docs/sizing.md has the formulas.
+in 54 days on 16,384 GPUs, 350 of which took a node away; three manual interventions; at most 4 GB
+of state per GPU; and storage that writes 2 TB/s. The detection and recovery times are the limits
+that Holdfast is designed for. The repair time, the step time and the slowdown are assumptions:
+replace them with your own values. docs/sizing.md has the formulas.
 
 A TIME is a number with a unit, such as 30s, 5m, 50000h, 90d or 3y (a year has 365 days)."""
 

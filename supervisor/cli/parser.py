@@ -70,7 +70,8 @@ def parse(
     Args:
         argv: The words of the command line, without the program's name.
         environment: The environment, for CUDA_VISIBLE_DEVICES and PET_*; the default is this process's
-        environment. directory: The working directory of the command of `run`; the default is this process's.
+            environment.
+        directory: The working directory for the command of `run`; the default is this process's.
 
     Raises:
         BadInput: The command line is invalid; the message is one line.
@@ -321,12 +322,12 @@ def _check_place(name: str, entry: CommandSpec, values: Mapping[str, object]) ->
 
 
 def _check_action(values: Mapping[str, object]) -> None:
-    """Raise `BadInput` if an action on a node lacks something, or an option has no effect."""
+    """Raise `BadInput` if an action on a node lacks an argument, or an option has no effect."""
     action = values.get("action")
     if action is not None and "node" not in values:
         raise BadInput(f"missing NODE for nodes {action}: expected the name of a node")
     if action == "quarantine" and "why" not in values:
-        raise BadInput("missing --why for nodes quarantine: say why, for those who find the node out")
+        raise BadInput("missing --why for nodes quarantine: give the reason, which others see on the node")
     for field_name in ("why", "drain"):
         if field_name in values and action != "quarantine":
             raise BadInput(f"--{field_name} is only for `holdfast nodes quarantine NODE`")
@@ -346,7 +347,8 @@ Commands
 """
 _OUTRO = """
 `holdfast COMMAND --help` describes a command and its options. Commands that read a run use
-the newest run in holdfast-runs; --run-dir DIR selects another run, --job NAME a job on Kubernetes.
+the newest run in holdfast-runs; --run-dir DIR selects another run, and --job NAME selects a job
+on Kubernetes.
 """
 
 

@@ -58,7 +58,7 @@ def run(options: RunOptions) -> int:
     run_dir = open_for_run(options.run_dir, time.time(), must_exist=options.resume)
     policy = policy_of_run(options)
     try:
-        kept = script_source.read_sources(parsed)  # later edits of the script do not affect the run
+        kept = script_source.read_sources(parsed)  # later edits to the script do not affect the run
         runtime, owner = memory_volume.create()
         _describe(run_dir, options, policy, runtime, api)
     except OSError as error:
@@ -153,7 +153,7 @@ class RunConsole:
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
         self.announced = False  # True if the last signal announced a SIGTERM
-        self.unshown = False  # True once the user has been informed that the status cannot be displayed
+        self.unshown = False  # True after the user was told that the status cannot be displayed
 
     def until_end(self) -> int:
         self._take_signals()
@@ -189,7 +189,7 @@ class RunConsole:
     def _update(self, now_s: float) -> None:
         try:
             self.screen.update(self.following.status, now_s)
-        except Exception as error:  # no content of status.json may end the run
+        except Exception as error:  # nothing in status.json may end the run
             if not self.unshown:
                 self.unshown = True
                 self.screen.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
@@ -213,7 +213,7 @@ class RunConsole:
         return finished.code
 
     def _take_signals(self) -> None:
-        """Handle the signals that end or suspend a run.
+        """Handle the signals that end or suspend the run.
 
         A signal that is ignored at startup, as under nohup, remains ignored. SIGINT is always handled.
         """
@@ -234,7 +234,7 @@ class RunConsole:
     def _interrupted(self, signum: int) -> None:
         """End the run: cleanly at the first signal, immediately at the second, and with SIGKILL at the third.
 
-        A closing terminal can send SIGHUP several times, which counts as one request. A batch system
+        A closing terminal can send SIGHUP several times. This is treated as one request. A batch system
         announces the end of the allotted time with SIGUSR1 or SIGUSR2, and the SIGTERM that follows does not
         count as a second request.
         """

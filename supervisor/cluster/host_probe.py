@@ -1,11 +1,11 @@
-"""Probe the hosts of silent members, because a host without power answers nothing.
+"""Probe the hosts of silent members, because a host without power does not answer.
 
-A probe opens a TCP connection to the member's pod, on a port where usually nothing listens. A refusal comes
-from the kernel of the host and therefore proves that the host runs, as an accepted connection does, even if
-the sidecar is stopped. Only the absence of any answer is evidence against a host, and only if this supervisor
-has received an answer from it before, because a NetworkPolicy may drop the probes. For a member that has not
-connected to a new leader yet, an answer from another node's pod of the same job is enough. If most nodes do
-not answer, the network of this supervisor is more likely to be at fault, and nothing is concluded.
+A probe opens a TCP connection to the member's pod, on a port where usually nothing listens. If the host's
+kernel refuses or accepts the connection, the host is running, even if the sidecar is stopped. Only the
+absence of any answer is evidence against a host, and only if this supervisor has received an answer from it
+before, because a NetworkPolicy may drop the probes. For a member that has not connected to a new leader yet,
+an answer from another node's pod of the same job is enough. If most nodes do not answer, the network of this
+supervisor is more likely to be at fault, and nothing is concluded.
 
 `supervisor.view.members` decides what the evidence means.
 """
@@ -26,13 +26,13 @@ from typing import NamedTuple, NoReturn
 from holdfast.process import event_loop
 from supervisor.controller.member_server import MemberConnection
 
-PORT = 9  # discard: it has no service on today's hosts
+PORT = 9  # the discard port, which today's hosts do not serve
 PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel repeats its packet after 1 s
-SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed again and again
+SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed repeatedly
 USUAL_S = 60.0  # between two probes of a member that reports
 TICK_S = 0.25
 QUIET_TICK_S = 0.5  # in place of `TICK_S` while no member is silent
-LATE_S = 0.5  # this process was stopped if it wakes up so much later; probes from before then prove nothing
+LATE_S = 0.5  # if it wakes up this late, this process was stopped, and earlier probes prove nothing
 MOST_SILENT = 512  # probes of silent members at the same time, each for up to `PROBE_S`
 MOST_USUAL = 32  # the same for members that report: usually answered within a millisecond
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
@@ -43,7 +43,7 @@ _NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIM
 class HostAnswer(Enum):
     ANSWERED = "answered"
     NONE = "none"
-    UNKNOWN = "unknown"  # this supervisor could not probe, or was stopped meanwhile
+    UNKNOWN = "unknown"  # this supervisor could not probe, or was stopped during the probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class HostRecord:
     due_ns: int = 0  # when the next probe is due while the member reports
     asked_ns: int = 0  # when the last probe began
     has_answered: bool = False
-    unanswered_ns: int = 0  # when the first of the last probes began, all of which failed; 0 for none
+    unanswered_ns: int = 0  # when the first of the latest unanswered probes in a row began; 0 for none
 
     def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
         """Return the record after a probe that began at `began_ns`; the next usual one is `wait_s` later."""
@@ -78,10 +78,10 @@ class ProbedMember(NamedTuple):
 
 
 def lost_nodes(found: Iterable[tuple[str, bool]]) -> frozenset[str]:
-    """Return the nodes whose members have no answer, given the node of each member and whether it lacks one.
+    """Return the nodes that do not answer, given each member's node and whether its probe lacks an answer.
 
-    The members are those that answered before. The result is empty if most of their nodes lack an answer.
-    A node is not lost if any of its members answers.
+    All of these members have answered before. The result is empty if most of their nodes do not answer. A
+    node is not lost if any of its members answers.
     """
     answers: dict[str, bool] = {}
     for node, is_unanswered in found:
@@ -116,8 +116,8 @@ def meaning(code: int) -> HostAnswer:
 async def _connect(connection: socket.socket, address: str) -> int | None:
     """Return the error of an attempt to connect, 0 for success; None if there is none within `PROBE_S`.
 
-    If the event loop was late, an answer that has arrived counts, because the loop looks at its connections
-    before its timers.
+    If the event loop was late, an answer that has arrived still counts, because the loop checks its
+    connections before its timers.
     """
     loop = asyncio.get_running_loop()
     code = connection.connect_ex((address, PORT))
@@ -151,8 +151,8 @@ class HostProbes:
     ) -> None:
         self._members, self._ask, self._now_ns = members, ask, now_ns
         self._records: dict[str, HostRecord] = {}  # by the uid of the pod
-        self._silent: dict[str, asyncio.Task[None]] = {}  # the probes under way of silent members, by uid
-        self._usual: dict[str, asyncio.Task[None]] = {}  # those of members that report
+        self._silent: dict[str, asyncio.Task[None]] = {}  # probes of silent members in progress, by uid
+        self._usual: dict[str, asyncio.Task[None]] = {}  # the same for members that report
 
     async def run(self) -> NoReturn:
         """Probe until cancelled."""
@@ -167,13 +167,13 @@ class HostProbes:
             await event_loop.end([*self._silent.values(), *self._usual.values()])
 
     def forget_failures(self) -> None:
-        """Call this if this process was stopped: answers may have arrived too late to be noticed."""
+        """Call this if this process was stopped, because answers may have arrived too late to be noticed."""
         for uid, record in self._records.items():
             if record.unanswered_ns:
                 self._records[uid] = replace(record, unanswered_ns=0)
 
     def look(self) -> float:
-        """Begin the probes that are due, and tell members' connections the result of earlier ones.
+        """Begin the probes that are due, and store the results of earlier ones in the members' connections.
 
         Return the seconds until the next call.
         """
@@ -181,7 +181,7 @@ class HostProbes:
         heard_ns, asked_ns = now_ns - SILENT_NS, now_ns - int(PROBE_S * 1e9)
         records: dict[str, HostRecord] = {}
         silent: list[ProbedMember] = []
-        for member in self._members():  # there may be thousands, of which most report
+        for member in self._members():  # there may be thousands, most of which report
             uid, line = member.uid, member.line
             record = self._records.get(uid)
             if record is None or record.address != member.address:
@@ -213,7 +213,7 @@ class HostProbes:
                     member.changed()
 
     def _judged(self) -> list[ProbedMember]:
-        """Return the members whose probes can be answered as far as is known: see the module."""
+        """Return the members whose probes are known to be answerable: see the module's docstring."""
         members = list(self._members())
         nodes: dict[int, set[str]] = {}  # of each group: the nodes that have answered
         for member in members:
@@ -236,6 +236,6 @@ class HostProbes:
         answer = await self._ask(member.address)
         record = self._records.get(member.uid)
         if record is not None and record.address == member.address:
-            # spread, so that members that connected at the same time are not probed at the same time for ever
+            # spread out, because members that connected together would otherwise always be probed together
             wait_s = USUAL_S * random.uniform(0.75, 1.25)
             self._records[member.uid] = record.after(answer, began_ns, wait_s)

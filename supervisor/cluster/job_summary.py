@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 RETRY_S = 2.0  # the time before a failed request to the API server is retried
 SUMMARY_S = 5.0  # the time between two writes of the summary while the phase does not change
 SUMMARIES_PER_S = 16.0  # for all jobs together; with more than 80 jobs, the time between two writes grows
-RARELY_S = 15.0  # the most that it grows to: half the age at which commands call a status outdated
+RARELY_S = 15.0  # the longest time between two writes: half the age at which commands call a status outdated
 LARGE = 64  # the number of members above which a summary is encoded in a thread
-SPREAD = 0.2  # the fraction of that time by which it varies at random
+SPREAD = 0.2  # the time between two writes varies randomly by this fraction
 SPACING_S = 0.5  # the time between two statuses while members connect one after another
 SPACING_OF_MEMBER_S = 0.002  # the same, per member of a large job, whose status takes 50 us per member
 
@@ -61,7 +61,7 @@ class JobSummary:
             await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(job.existed)))
 
     def note_published(self) -> bool:
-        """Have the summary written immediately if the phase has changed. Return True if it has."""
+        """Request an immediate write of the summary if the phase has changed. Return True if it has."""
         shown = (self._job.memory.phase, self._job.memory.settled)
         if shown == self._shown:
             return False
@@ -103,7 +103,7 @@ class JobSummary:
         """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
 
         Without the last state, the next supervisor would wait for the members of a job that has ended, and
-        would then count them as lost. The summary is only for users, so it is omitted if the API server
+        would then treat them as lost. The summary is only for users, so it is omitted if the API server
         refuses it.
         """
         job = self._job

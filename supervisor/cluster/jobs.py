@@ -49,8 +49,8 @@ REACH_S = 1.0  # how long a count of the connected members is reused; each job a
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
 REMIND_S = 3000.0  # the time before an unchanged event is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
-# Supervised at a time in one namespace, without jobs that have ended. A job takes 120 KiB and a task, and a
-# supervisor is designed for 250 of them.
+# The most jobs that are supervised at the same time in one namespace, not counting jobs that have ended. A
+# job takes 120 KiB and a task, and a supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
 SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
 SCAN_S = 60.0  # the time between two searches for pods that are not injected
@@ -99,7 +99,7 @@ class ClusterJobs:
     ) -> None:
         """`make` returns a job that has not been started. `nodes` are the current Node objects, by name.
 
-        Set `changed` after a change of `nodes`. It may lack nodes, or the parts of them that `kept_node`
+        Set `changed` after `nodes` changes. `nodes` may lack nodes, and the parts of nodes that `kept_node`
         does not keep.
         """
         self._nodes = nodes
@@ -115,7 +115,7 @@ class ClusterJobs:
         self._notices = _Notices(events, now_s)
         self.leads: Callable[[], bool] = lambda: True  # True if this process is sure to hold the Lease
         self._by_uid: dict[str, SupervisedJob] = {}
-        # The groups of runs begun by another supervisor, until a `SupervisedJob` takes up each of them.
+        # The groups of runs that another supervisor began, until a `SupervisedJob` takes over each of them.
         self._ongoing: dict[JobKey, PodGroup] = {}
         # Results of the last round, which are reused because reading 2,000 pods again takes a fifth of a
         # second.
@@ -125,7 +125,7 @@ class ClusterJobs:
         self._out_of_reach = (-math.inf, OutOfReach())  # when connections were last counted, and the result
 
     def job_of(self, pod_uid: str) -> SupervisedJob | None:
-        """Return the job of a pod; None if the pod does not have a job, at least so far."""
+        """Return the job of a pod; None if the pod has no job, or none yet."""
         return self._by_uid.get(pod_uid)
 
     def is_cut_off(self, namespace: str) -> bool:
@@ -205,7 +205,7 @@ class ClusterJobs:
             elif self._is_over(job, found):
                 if job.has_ended:  # another supervisor had taken over the run
                     self._ongoing[key] = job.group
-                if found is None:  # pods that have ended do not bring back the resource that was deleted
+                if found is None:  # pods that have ended must not recreate the deleted resource
                     self._at_rest.add(key)
                 await self.jobs.pop(key).close()
                 self.changed.set()  # the remaining pods become a new job
@@ -215,7 +215,7 @@ class ClusterJobs:
         self._ongoing = {key: group for key, group in self._ongoing.items() if key not in self.jobs}
 
     def leave(self, node: str, why: str) -> None:
-        """Have all members that are now on a node move to standbys, and evict their pods then. Idempotent.
+        """Move all members that are now on a node to standbys, and then evict their pods. Idempotent.
 
         `why` is a clause for users, such as "node n1 is quarantined: Xid 79".
         """
@@ -227,7 +227,7 @@ class ClusterJobs:
         return sum(job.members_on(node) for job in self.jobs.values())
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:
-        """Have members move to standbys if the node agent of one of these nodes, and of no other, is bad."""
+        """Move members to standbys because of a bad verdict of a node agent, but only on these nodes."""
         if nodes != self._heeded:
             self._heeded = nodes
             self.changed.set()
@@ -301,7 +301,7 @@ class ClusterJobs:
     def _by_job(
         self, standbys: Mapping[str, Sequence[KubernetesObject]], known: Iterable[JobKey]
     ) -> dict[JobKey, Sequence[KubernetesObject]]:
-        """Return the standbys of each job, given those of each Supervision.
+        """Return the standbys of each job, given the standbys of each Supervision.
 
         A standby of another Supervision is about to be deleted with its owner.
         """

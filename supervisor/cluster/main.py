@@ -63,7 +63,7 @@ HEALTH_PORT = 8080
 # the objects of all members finds almost nothing, but blocks the event loop for up to 0.3 s, longer than a
 # decision.
 COLLECT_S = 600.0  # the time between two passes
-MAX_NEW_OBJECTS = 1_000_000  # a pass is due earlier if this many objects were created and not freed
+MAX_NEW_OBJECTS = 1_000_000  # a pass runs earlier if this many objects were created and not freed
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
 # and closing a connection to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
@@ -121,7 +121,7 @@ class ClusterSupervisor:
         nodes = NodeMirror(self._server, kept_labels=racks, kept_conditions=read_conditions())
 
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            """Have the jobs look at nodes, except after a mere report, which only the quarantine reads."""
+            """Make the jobs check the nodes, unless only a report changed, which the quarantine reads."""
             if old is None or new is None or kept_node(old, racks) != kept_node(new, racks):
                 changed.set()
 
@@ -197,7 +197,7 @@ class ClusterSupervisor:
         return Mirror(self._server, SUPERVISIONS, note, prune=contents.requests_only)
 
     async def _load_authorities(self) -> tuple[certificates.Authority, ...]:
-        """Return the authorities once the API server responds: a leader that ends would help nobody."""
+        """Return the authorities. Retry until the API server responds, because giving up would not help."""
         while True:
             try:
                 return await self._authorities.load()
@@ -242,8 +242,8 @@ class ClusterSupervisor:
     async def member(self, request: web.Request) -> web.StreamResponse:
         """Serve the connection of a member, which its token identifies.
 
-        A replica that does not lead says so before it has the token reviewed, because the API server may not
-        respond to this replica. The member then tries another address.
+        A replica that does not lead refuses the connection before the token is reviewed, because the API
+        server may not respond to this replica. The member then tries another address.
         """
         self._refuse_unless_leading()
         caller = await self._review(request)
@@ -255,7 +255,9 @@ class ClusterSupervisor:
         job = jobs.job_of(caller.pod_uid)
         if job is None:
             jobs.changed.set()
-            raise web.HTTPServiceUnavailable(text=f"pod {caller.pod} is not a member of a job, or not yet\n")
+            raise web.HTTPServiceUnavailable(
+                text=f"pod {caller.pod} is not a member of a job, at least not yet\n"
+            )
         return await job.serve(request, caller.pod_uid)
 
     def _refuse_unless_leading(self) -> ClusterJobs:
@@ -267,8 +269,8 @@ class ClusterSupervisor:
     async def _review(self, request: web.Request) -> Caller | TokenRefused | ReviewUnavailable:
         """Return the pod that the request's token belongs to.
 
-        The reviews for one address are limited, to keep forged tokens from delaying the reviews of members'
-        tokens.
+        The number of reviews for one address is limited, to keep forged tokens from delaying the reviews of
+        members' tokens.
         """
         address = request.remote or ""
         if self._reviewing[address] >= REVIEWS_PER_ADDRESS:

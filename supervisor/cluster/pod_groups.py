@@ -62,7 +62,7 @@ def form_group(
 
     `before` is the current group of an existing job. Its pods remain members until they are gone. While one
     of them is no longer valid, or the pods disagree, the group keeps its size and settings, and accepts only
-    new pods that agree with these.
+    new pods that agree with them.
     """
     known = {each.uid: each for each in before.pods} if before is not None else {}
     valid = [each for each in found if not each.why]
@@ -110,7 +110,7 @@ def with_standbys(group: PodGroup | None, standbys: Sequence[KubernetesObject]) 
 
 
 def _kept_group(before: PodGroup, found: Sequence[OwnedPod]) -> tuple[PodGroup, list[Refusal]]:
-    """Return the group `before` with those of its pods that still exist, plus new pods that agree with it."""
+    """Return the group `before` with its pods that still exist, plus new pods that agree with it."""
     known = {each.uid: each for each in before.pods}
     members: list[PodMember] = []
     refusals: list[Refusal] = []
@@ -177,9 +177,8 @@ def has_ended(pod: KubernetesObject) -> bool:
 def ongoing_group(run: OngoingRun, pods: Mapping[tuple[str, str], KubernetesObject]) -> PodGroup:
     """Return the group of a run: its pods that still exist, and its size and settings.
 
-    `pods` contains all pods, by namespace and by the name of the first member that each pod was. This name
-    contains the pod's name and the first digits of its uid, so it distinguishes the pod from a later pod of
-    the same name.
+    `pods` contains all pods, by namespace and by the name of each pod's first member. This name contains the
+    pod's name and the first digits of its uid, so it distinguishes the pod from a later pod of the same name.
     """
     found: dict[str, PodMember] = {}
     for number, member in enumerate(run.members):

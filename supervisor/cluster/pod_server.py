@@ -19,8 +19,8 @@ from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.routine_reports import is_routine
 
-UNREACHABLE_S = 10.0  # then the connection of a member whose host answers nothing ends
-COME_S = 30.0  # how long members may take to connect to a new supervisor
+UNREACHABLE_S = 10.0  # after this time, the connection of a member whose host does not answer ends
+COME_S = 30.0  # how long members have to connect to a new supervisor
 
 
 class PodServer(MemberServer):

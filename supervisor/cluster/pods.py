@@ -26,7 +26,7 @@ from supervisor.view.model import Completion, Departure, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-REVIVE_S = 2.0  # how long after its loss a member whose pod responds again becomes another member
+REVIVE_S = 2.0  # if a lost member's pod responds again, it becomes another member after this time
 RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a dead container
 # The annotation's default on a cluster, where the kubelet takes up to 10 s to restart a sidecar that has
 # ended twice.
@@ -34,7 +34,7 @@ MEMBER_TIMEOUT_S = 30.0
 
 
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
-# are shorter than the 8 digits of a uid, so a uid is never mistaken for such a number.
+# are shorter than the 8 digits of a uid, so a uid is never mistaken for one of them.
 _LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
 
 
@@ -52,10 +52,10 @@ class PodMember:
     has_ended: bool = False
     first_name: str = ""  # the member's name before the pod became another member without a restart
     exit_code: int | None = None  # the exit code of a pod that has ended; not 0 if it has failed
-    last_words: str = ""  # what its training container left for the kubelet when it ended
+    last_words: str = ""  # the message that its training container left for the kubelet
     is_standby: bool = False  # True if the supervisor has created the pod, as a standby
-    grace_s: float | None = None  # the time from its deletion to the end of its processes, at most
-    disruption: str = ""  # the reason of its condition DisruptionTarget, if that is true
+    grace_s: float | None = None  # the maximum time from its deletion to the end of its processes
+    disruption: str = ""  # the reason in its condition DisruptionTarget, if the condition is true
     tolerations: tuple[Toleration, ...] = ()
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
     address: str = ""  # the pod's IP address; "" if it has none yet
@@ -123,9 +123,9 @@ class PodBackend:
 
     @property
     def members(self) -> Mapping[str, str]:
-        """The members that can train. Leaving members do not count, unless all members are leaving.
+        """The members that can train. Leaving members are excluded, unless all members are leaving.
 
-        A withdrawn pod does not count either.
+        Withdrawn pods are always excluded.
         """
         leaving = self.is_leaving
         there = (
@@ -137,9 +137,9 @@ class PodBackend:
 
     @property
     def departures(self) -> Mapping[str, Departure]:
-        """The members that are about to end, among them leaving members, whose ranks may still run.
+        """The members that are about to end, including leaving members, whose ranks may still run.
 
-        If all members are leaving, there are none, because the run ends with them.
+        Empty if all members are leaving, because the run ends with them.
         """
         return {} if not self.announced or self.is_leaving else self.announced
 
@@ -147,7 +147,7 @@ class PodBackend:
     def is_leaving(self) -> bool:
         """True if all pods are being deleted, so that no member will be left to hold the state.
 
-        Standbys do not count if the job has no owner: deleting its pods is then how a user ends it.
+        Standbys are ignored if the job has no owner, because a user ends such a job by deleting its pods.
         """
         there = [pod for pod in self.pods.values() if not pod.has_ended]
         if self.ends_with_its_pods:
@@ -165,7 +165,7 @@ class PodBackend:
         return ""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
+        """Get the pods of the members in `discard` replaced, unless their containers are being restarted.
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
         state. Instead, it becomes another member, as after a restart of its container. While evictions are
@@ -239,9 +239,9 @@ class PodBackend:
         return before != departures
 
     def withdraw(self, uid: str, is_going: bool) -> None:
-        """Have the pod `uid` get no ranks, because its deletion is requested, until this is called again.
+        """Set whether the pod `uid` gets no ranks, because its deletion is about to be requested.
 
-        This covers the time from before the request until the pod is seen to be deleted.
+        This covers the time from just before the request until the deletion is visible.
         """
         if is_going:
             self._withdrawn.add(uid)
@@ -267,8 +267,8 @@ def pod_policy(annotations: Mapping[str, Any], members: int, nproc: int) -> Poli
 def held_policy(settings: Mapping[str, str], members: int, nproc: int) -> Policy:
     """Return the policy of a run whose Supervision has these settings; the defaults if they are invalid.
 
-    The supervisor that wrote them had accepted them, but it may have had another version, and users can edit
-    the resource.
+    The supervisor that wrote them accepted them, but it may have been another version, and users can edit the
+    resource.
     """
     try:
         return pod_policy(

@@ -33,7 +33,7 @@ def is_abandoned(memory: JobState, pods: Collection[PodMember]) -> bool:
 
 
 def may_change_size(view: View, pods: Collection[PodMember]) -> bool:
-    """Return True if no pod has ranks of the run, nor ranks that this supervisor does not know yet."""
+    """Return True if no pod has ranks of the run, or may have ranks that are not known yet."""
     memory = view.memory
     if memory.placement:
         return _has_no_pod(memory, pods)
@@ -75,7 +75,7 @@ def are_gone(members: Set[str], pods: Collection[PodMember]) -> bool:
 
 
 def _has_no_pod(memory: JobState, pods: Collection[PodMember]) -> bool:
-    """Return True if no pod that has not ended has, or had, ranks of the run in `memory`."""
+    """Return True if all pods that have, or had, ranks of the run in `memory` have ended."""
     left = _first_members(pod for pod in pods if not pod.has_ended)
     return left.isdisjoint(map(first_start, (*memory.placement, *memory.lost)))
 

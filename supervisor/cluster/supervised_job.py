@@ -68,7 +68,7 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # replaces `RETRY_S` once a request has failed for a long time
+MAX_RETRY_S = 30.0  # replaces `RETRY_S` after a request has failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
 COLLECT_S = 60.0  # replaces `REFUSED_S` while a deleted owner's resource still has the name
 BUSY_S = 1.0  # the longest time between two rounds of a job
@@ -101,7 +101,7 @@ class ClusterContext:
     term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
-    # takes note of a fault that the hardware of a node explains; called again, it changes nothing
+    # records a fault that a node's hardware explains; calling it again changes nothing
     note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
     may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
     room: ClusterRoom | None = None  # for standbys; without it, none is created
@@ -208,8 +208,9 @@ class SupervisedJob:
     ) -> None:
         """Update which members are about to end, and evict pods without ranks that must leave.
 
-        Call this regularly, because some announcements count only after a while. `nodes` are the Node objects
-        that are known now. `heeded` are the names of those whose agent's verdict moves members.
+        Call this regularly, because some announcements take effect only after a while. `nodes` contains the
+        Node objects that are known now. `heeded` contains the names of the nodes whose agent's verdict moves
+        members.
         """
         if nodes is not None:
             self._nodes = nodes
@@ -237,7 +238,7 @@ class SupervisedJob:
                 self._evict(pod)
 
     def leave(self, node: str, why: str) -> None:
-        """Have the members that are now on a node move to standbys, and evict their pods then. Idempotent.
+        """Move the members that are now on a node to standbys, and then evict their pods. Idempotent.
 
         Without a standby, a member stays and keeps its ranks until one is ready. `why` is a clause.
         """
@@ -335,7 +336,7 @@ class SupervisedJob:
         """
         try:
             await event_loop.end(self._tasks)
-        finally:  # even if the caller is cancelled meanwhile, because no process would receive the reports
+        finally:  # even if the caller is cancelled, because no process would receive the reports
             # This must be last, because a running job would mistake it for the loss of all members.
             self.backend.update(())
             self._server.close()
@@ -367,7 +368,7 @@ class SupervisedJob:
                     # run.
                     fresh = fresh or state is None or self._is_of_another_size(state.memory)
                     policy = await self._policy(found, fresh)
-                except Deposed as error:  # taking over again would depose the successor in turn
+                except Deposed as error:  # taking over again would depose the successor
                     await self._yield_to(error)
                     return
                 except Exception as error:
@@ -476,7 +477,7 @@ class SupervisedJob:
     async def _run(self, found: Takeover, policy: Policy, fresh: bool) -> bool:
         """Supervise one run to its end. Raises `Deposed`.
 
-        Returns False if the run did not end, but is replaced by one of another size (`_await_new_size`).
+        Returns False if the run did not end, but is replaced by a run of another size (`_await_new_size`).
         """
         assert self._resource is not None
         records = SupervisionRecords(
@@ -487,7 +488,7 @@ class SupervisedJob:
         )
         self._records = records
         self._hardware = HardwareHistory(() if fresh else found.recent)
-        self._report_hardware()  # the earlier supervisor may have ended before it was on the Node
+        self._report_hardware()  # the earlier supervisor may have ended before the Node had the evidence
         self._standbys.restore(found.standbys)
         publisher = StatusPublisher(
             StatusMemory(
@@ -504,7 +505,7 @@ class SupervisedJob:
             published=self._note_published,
         )
         self.backend.ended = None
-        if not self.was_seen:  # otherwise the mirror is newer
+        if not self.was_seen:  # if it was seen, the mirror is newer
             self._spec = found.spec
         job = self.job = Job(
             policy,
@@ -541,7 +542,7 @@ class SupervisedJob:
         return True
 
     def _compare_sizes(self) -> None:
-        """Record an event if the job's size differs from that of its current run, once for each size."""
+        """Record an event if the job's size differs from its current run's size, once for each size."""
         job, stated = self.job, self.group.size
         if job is None or not job.memory.placement or job.memory.phase in ENDING_PHASES:
             return
@@ -552,7 +553,7 @@ class SupervisedJob:
         self._stated = stated
 
     async def _await_new_size(self, job: Job) -> None:
-        """Return once the job's size differs from its run's, and the run no longer needs to keep its size.
+        """Return when the job's size differs from its run's, and the run no longer needs to keep its size.
 
         A run needs to keep its size from the first start of its ranks until all of its pods are gone.
         """
@@ -602,7 +603,7 @@ class SupervisedJob:
             self._server.order(member, order)
 
     async def _next_run(self) -> bool:
-        """Wait for pods that did not belong to the run that has ended. Return True once they form a new run.
+        """Wait for pods that did not belong to the run that has ended. Return True when they form a new run.
 
         After a failure, such pods are the owner's next attempt. After a success, they are restarted
         containers that had already finished, so they are ordered to end. While the request to stop is in the

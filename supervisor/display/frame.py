@@ -11,7 +11,7 @@ from supervisor.wording import count, ettr, number, outcome, seconds, what
 
 RECOVERING = frozenset({PHASES["forming"], "starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
-SILENT_S = 3.0  # the age of a status is shown beyond this age
+SILENT_S = 3.0  # if a status is older than this, its age is shown
 MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
 _SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state that a group resumed from
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
@@ -29,12 +29,12 @@ def frame(status: StatusDocument, width: int, style: Style, silent_s: float = 0.
         *([] if status.get("phase") == "ended" else [_members(status, width, style)]),
         _last(status, width, style),
     ]
-    # If the terminal is narrower than every word, the line is empty.
+    # If the terminal is too narrow for any word, the line is empty.
     return [line if width_of(line) <= width else "" for line in lines if line]
 
 
 def phase(status: StatusDocument) -> str:
-    """Return in words what the run is doing."""
+    """Return, in words, what the run is doing."""
     name = str(status.get("phase") or "forming")
     if name == "running":
         if status.get("open_incident"):
@@ -93,7 +93,7 @@ def _remaining(status: StatusDocument) -> str:
 
 
 def stalled(status: StatusDocument) -> str:
-    """Return in words the time since a step last ended, with the limit; "" while steps end regularly."""
+    """Return, in words, the time since the last step ended, with the limit; "" while steps end regularly."""
     still_s = float(status.get("no_step_s") or 0.0)
     if still_s < STILL_S or status.get("phase") != "running":
         return ""
@@ -107,7 +107,7 @@ def _held_up(status: StatusDocument) -> str:
 
 
 def generation(status: StatusDocument) -> str:
-    """Say in words which group runs and which step it started from."""
+    """Return a line that says which group runs and which step it started from."""
     ranks = int(status.get("world_size") or 0)
     members = len([each for each in status.get("members") or [] if each.get("ranks")])
     full = int((status.get("group") or {}).get("of") or 0)
@@ -219,7 +219,7 @@ def _signs(member: Mapping[str, Any], states: Mapping[Any, str]) -> list[str]:
 
 
 def _tally(shown: list[tuple[Mapping[str, Any], list[str]]], width: int, style: Style) -> str:
-    """Return a summary of the members, for when there are too many to list."""
+    """Return a summary of the members. It is used if there are too many to list."""
     signs = [sign for _, each in shown for sign in each]
     words = (("on", "running"), ("half", "starting"), ("bad", "down"), ("off", "in reserve"))
     cells: list[tuple[str, tuple[str, ...]]] = [(f"  {count(len(shown), 'member')}", (DIM,))]

@@ -18,7 +18,7 @@ from supervisor.wording import count
 FRAME_S = 0.2  # the interval between frames; users cannot read faster changes
 PROGRESS_S = 10.0
 LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a user can read
-# How much text to keep for a file or a pipe. `Screen` accepts this much on top of the text that it is
+# How much text to keep for a file or a pipe. `Screen` accepts this much in addition to the text that it is
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
 PIECE_BYTES = BUSY_BYTES // 4  # the size of one write, so that a burst is written while it arrives

@@ -1,7 +1,7 @@
 """Follow the directory of a run in progress: its status, its ranks' output and its incidents.
 
 A separate thread reads the files. The process that displays a run also restarts dead parts and handles
-Ctrl-C, and hanging storage must delay neither.
+Ctrl-C. Storage that hangs must not delay either of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class WarningFilter:
-    """Filters out repeated warnings, which each rank prints, and prints again after a restart.
+    """Filters out repeated warnings. Each rank prints a warning, and prints it again after a restart.
 
     Two warnings about the script are the same even if their numbers, such as the step, differ. Two warnings
     about a training value, such as a loss jump, are not.
@@ -108,7 +108,7 @@ class RunFollower:
             " longer shown, and the run cannot be resumed",
             "refuses": f"nothing can be written to the run directory {name}: {self._refused}. Training"
             " continues, and faults are recovered from memory, but no checkpoint, incident or journal line is"
-            " written, and this display does not change. Holdfast keeps retrying",
+            " written, and this display is not updated. Holdfast keeps retrying",
             "": f"the run directory {name} {over}" if before else "",
         }[state]
 

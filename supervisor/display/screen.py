@@ -2,8 +2,9 @@
 
 The reader may stop because of Ctrl-S, a pager or a hung log collector. The process must still keep restarting
 dead parts, so a thread writes the text, and drops text that it cannot write. At the end, a pipe receives the
-last lines and a note of how much was dropped, even if its reader is far behind. The pipe is enlarged for them
-if the system allows it. `say` and `say_json` are for commands that print once. They block and raise.
+last lines and a note about how much was dropped, even if its reader is far behind. If the system allows it,
+the pipe is enlarged to make room for them. `say` and `say_json` are for commands that print once. They block,
+and they can raise exceptions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BUSY_BYTES = 256 << 10  # if more text is waiting, `busy` is True and callers sh
 FULL_BYTES = 8 << 20  # if more text is waiting, new text is dropped
 CLOSE_S = 2.0  # the time limit for a slow reader at the end
 FLUSH_S = 0.5
-LAST_S = 0.5  # the time limit for the last lines, once there is room for them
+LAST_S = 0.5  # the time limit for the last lines, after there is room for them
 LAST_BYTES = 16 << 10  # the size of the last lines, which say how the run ended and are never dropped
 ROOM_BYTES = 64 << 10  # room for the last lines, a note, and the rest of a partly written line
 _AT_ONCE_BYTES = 4096  # what a pipe accepts without blocking when poll reports it as writable

@@ -206,8 +206,7 @@ def _verifying(configuration: Any) -> ssl.SSLContext:
         raise ClusterNotConfigured(
             f"the certificates for access to the API server are unusable: {error}"
         ) from None
-    # By default, Python 3.13 refuses a CA without an authority key identifier, but many clusters use such a
-    # CA.
+    # Many clusters use a CA without an authority key identifier, which Python 3.13 refuses by default.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

@@ -258,7 +258,8 @@ class ServerCertificate:
     async def check(self) -> None:
         """Read the Secret, and renew the certificate if it expires soon or its signer has changed.
 
-        `context` cannot serve before the first successful call. Raises what `AuthoritySecret.load` raises.
+        `context` cannot serve before the first successful call. Raises the exceptions of
+        `AuthoritySecret.load`.
         """
         authorities = await self._secret.load()
         now = self._secret.now()
@@ -291,7 +292,7 @@ async def server_certificate(
     addresses: Sequence[str] = (),
     bundle_changed: Callable[[str], None] = lambda text: None,
 ) -> ServerCertificate:
-    """Return a certificate that is ready to serve; its `run` renews it. Raises what `check` raises."""
+    """Return a certificate that is ready to serve; its `run` renews it. Raises the exceptions of `check`."""
     made = ServerCertificate(secret, names, addresses, bundle_changed)
     await made.check()
     return made

@@ -1,9 +1,9 @@
 """Send requests to the Kubernetes API server.
 
-Objects are raw JSON, and every wait and every response has a limit. Transport failures and refusals are
-raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401,
-the client retries a request once with new credentials. It never retries otherwise, because only the caller
-can find out whether a request without a response took effect.
+Objects are raw JSON. Every wait and every response has a limit. Transport failures and refusals are raised as
+the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401, the client
+retries a request once with new credentials. It does not retry in any other case, because only the caller can
+find out whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _Objects = list[KubernetesObject]  # an alias, because `list` is a method within
 
 REQUEST_S = 15.0  # the API server's own limit for most requests is 60 s; it usually responds in milliseconds
 CONNECT_S = 5.0
-# The limit for a response with one object, or for an event of a watch. The API server accepts at most 3 MiB,
-# and stores them as protobuf. As JSON, the object can have up to 8 times that size: each "<" in it becomes
-# "\u003c".
+# The limit for a response with one object, or for an event of a watch. The API server accepts objects of at
+# most 3 MiB, and stores them as protobuf. As JSON, an object can have up to 8 times that size, because each
+# "<" in it becomes "\u003c".
 ANSWER_BYTES = LINE_BYTES = 32 << 20
 # The limit for a page of several objects. Parsed, a page can take ten times its size. A longer page is
 # requested again with fewer objects.
 PAGE_BYTES = 8 << 20
-# Objects per page of a list. Parsing a page blocks the event loop: for 39 ms with 100 pods of 16 KiB, as
-# measured.
+# Objects per page of a list. Parsing a page blocks the event loop: a page of 100 pods of 16 KiB took 39 ms in
+# a measurement.
 PAGE = 100
 SLICE = 10  # objects of a page that are pruned before other work may run, because `prune` may decode them
 MAX_PAGES = 4000  # stops a list that would never end
@@ -124,10 +124,10 @@ class _NotSent(Exception):
 
 @contextmanager
 def checked(check: Callable[[], str]) -> Iterator[None]:
-    """Have `check` called just before each request of the tasks that are created in the block is written.
+    """Call `check` just before writing each request of the tasks that are created in the block.
 
-    At this time, the request has its connection. If `check` returns a reason, the request is not sent, and
-    raises `ServerUnreachable`.
+    At this point, the request already has its connection. If `check` returns a reason, the request is not
+    sent, and raises `ServerUnreachable`.
     """
     token = _CHECK.set(check)
     try:
@@ -206,7 +206,7 @@ class ApiServer:
         The list is read in pages. `prune` is applied to each page's objects as it arrives, so the whole list
         is never in memory unpruned. A page that is too long is requested again with half as many objects, so
         that one user's large objects do not make the list for all users unreadable. Raises `Gone` if reading
-        took so long that the server no longer has that version; then list again.
+        took so long that the server no longer has that version. In that case, list again.
         """
         found: _Objects = []
         query, limit = _selectors(labels, fields), PAGE
@@ -348,8 +348,8 @@ class ApiServer:
     ) -> None:
         """Delete the object. Raises `Conflict` if its uid or resource version differs from the given one.
 
-        This returns once the deletion is accepted. The object may persist until its grace period is over and
-        its finalizers have run.
+        This returns as soon as the deletion is accepted. The object may persist until its grace period is
+        over and its finalizers have run.
         """
         conditions = {"uid": uid, "resourceVersion": version}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -479,7 +479,7 @@ def _parse(request: _Request, data: bytes | bytearray) -> dict[str, Any]:
 
 
 def _items(request: _Request, page: KubernetesObject) -> _Objects:
-    """Return the objects of a list, each with the kind and API version, which only the list itself states."""
+    """Return the objects of a list. Add the kind and API version, which only the list itself contains."""
     items, metadata = page.get("items"), page.get("metadata")
     if not (isinstance(metadata, dict) and "resourceVersion" in metadata):
         raise ServerUnreachable(request.words, "the answer is not a list of objects")

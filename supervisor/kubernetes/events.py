@@ -4,8 +4,8 @@ The events belong to the core API, because every version of kubectl shows their 
 the same object within `SAME_S`, the existing event gets a higher count and the newest message. A recurring
 fault therefore does not fill the server with events.
 
-Users can cause many events, for example with thousands of pods. The namespaces therefore take turns, and if
-too many events wait, those of the namespace with the most are dropped.
+Users can cause many events, for example with thousands of pods. The namespaces therefore take turns. If too
+many events wait, events of the namespace with the most are dropped.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class EventQueue:
                 del self._by_namespace[key[0]]
 
     def next(self) -> _Key:
-        """Return the next event to write, and put its namespace behind the others. Requires an event."""
+        """Return the next event to write, and put its namespace behind the others. There must be an event."""
         namespace = next(iter(self._by_namespace))
         self._by_namespace.move_to_end(namespace)
         return next(iter(self._by_namespace[namespace]))
@@ -124,7 +124,7 @@ class EventQueue:
             self._by_namespace[key[0]].move_to_end(key)
 
     def displace(self) -> _Key:
-        """Remove and return the oldest event of the namespace that has the most. Requires an event."""
+        """Remove and return the oldest event of the namespace that has the most. There must be an event."""
         largest = max(self._by_namespace.values(), key=len)
         oldest = next(iter(largest))
         self.remove(oldest)
@@ -200,7 +200,7 @@ class EventRecorder:
             self._idle.set()
 
     async def flush(self, limit_s: float) -> bool:
-        """Wait until all recorded events are written, at most `limit_s`; return True if they are."""
+        """Wait up to `limit_s` until all recorded events are written. Return True if they are."""
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except asyncio.TimeoutError:

@@ -1,8 +1,8 @@
 """Identify a request's sender: the pod that its projected token was issued to.
 
 The API server reviews the token for Holdfast's own audience; this module does not decode it. A pod's token
-for the API server itself is refused, because it must not be sent anywhere else. No claim of a peer about
-itself is trusted.
+for the API server itself is refused, because it must not be sent anywhere else. Nothing that a peer claims
+about itself is trusted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Reviews(Protocol):
 
 
 class TokenReviewer:
-    """Has the API server review tokens, and briefly remembers each result by the hash of the token."""
+    """Asks the API server to review tokens, and briefly remembers each result by the hash of the token."""
 
     def __init__(self, server: Reviews, audience: str) -> None:
         self._server, self._audience = server, audience

@@ -8,10 +8,12 @@ ends on time.
 If the API server does not respond, no other process can be elected either, unless only this process is cut
 off from the server. A leader that can ask the other contenders (see `rival` in `lead`) therefore continues
 after its term without confirmation. Actions that the epoch in its orders protects may continue
-(`Leadership.may_order`). All others must wait until `Leadership.left_s` is positive again (`sent_within`).
+(`Leadership.may_order`). All other actions must wait until `Leadership.left_s` is positive again
+(`sent_within`).
 
-A process that was suspended does neither after it wakes up, until it has renewed its term or, if the API
-server does not respond, has found no other leader: both are times on a clock, and the clock went on.
+After a process was suspended, it takes neither kind of action until it has renewed its term or, if the API
+server does not respond, has found no other leader. This works because both limits are times on a clock that
+also runs while the process is suspended.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Leadership:
         self.epoch = epoch
         self._lock = lock
         self._expires_s = expires_s
-        self._alone_s = expires_s  # until when no other leader can be assumed, if there is no confirmation
+        self._alone_s = expires_s  # until when no other leader is assumed to exist, without confirmation
 
     @property
     def holder(self) -> str:
@@ -52,7 +54,7 @@ class Leadership:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the term ends unless it is renewed; 0 or less once it has ended.
+        """Seconds until the term ends unless it is renewed; 0 or less after it has ended.
 
         A body that was suspended beyond the end of the term still runs briefly before it is cancelled. Check
         this before every action that the epoch does not protect.
@@ -61,14 +63,15 @@ class Leadership:
 
     @property
     def may_order(self) -> bool:
-        """Whether this process may act in ways that the epoch protects: send orders, and write records.
+        """True if this process may take actions that the epoch protects: send orders, and write records.
 
-        It may during its term. After it, it may for a while each time it has asked and found no other leader.
+        It may during its term. After the term, it may for a while each time it has asked and found no other
+        leader.
         """
         return max(self._expires_s, self._alone_s) > self._lock.clock()
 
     def carry_on(self, asked_s: float) -> None:
-        """Note that no other leader was found at `asked_s`, although the term could not be renewed."""
+        """Record that no other leader was found at `asked_s`, although the term could not be renewed."""
         self._alone_s = asked_s + self._lock.terms.deadline_s
 
     def extend(self, epoch: int, expires_s: float) -> None:
@@ -97,8 +100,8 @@ async def lead(
 ) -> None:
     """Wait for the lease, run `body` while this process holds it, and then release it.
 
-    `end_of` returns once the process that holds the lease under the given name is known to have ended, and
-    says how it is known. This process then does not wait until the lease expires.
+    `end_of` waits until the process that holds the lease under the given name is known to have ended, and
+    returns how this is known. This process then takes over without waiting until the lease expires.
 
     `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
     `rival` is given and the API server does not respond when the term ends, the term continues without
@@ -186,7 +189,7 @@ async def _acquire(lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | No
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
-    """Renew the term until it is lost, then raise `LeaseLost`: without `rival`, by the end of the term."""
+    """Renew the term until it is lost, then raise `LeaseLost`. Without `rival`, this is when it ends."""
     terms = lock.terms
     delay_s = terms.retry_s
     refused_s: float | None = None  # when the server began to refuse
@@ -208,7 +211,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
                 refused_s = sent_s if refused_s is None else refused_s
                 if term.left_s <= 0 and (rival is None or lock.clock() - refused_s >= REFUSED_S):
                     raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
-            if rival is not None:  # before the term ends, too, so that no order has to wait for the answers
+            if rival is not None:  # even before the term ends, so that no order has to wait for the answers
                 asked_s = lock.clock()
                 other = await rival(term.epoch)
                 if other:
@@ -245,11 +248,11 @@ async def _end(task: asyncio.Future[Any] | None) -> None:
 
 
 async def sent_within(left_s: Callable[[], float], work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of requests that no epoch protects, none of which is sent after the term has ended.
+    """Return the result of requests that no epoch protects. Send none of them after the term has ended.
 
     `left_s` returns for how long the term certainly lasts. It is called just before each request is written
-    to its connection, because this process may be suspended while it connects. When the term has ended, the
-    result is no longer awaited.
+    to its connection, because this process may be suspended while it connects. After the term has ended, this
+    does not wait for the result any longer.
 
     Raises `ServerUnreachable` if the term has ended. Requests that had been sent may have been carried out.
     """

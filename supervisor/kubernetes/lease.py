@@ -1,16 +1,16 @@
 """Hold a Kubernetes Lease in the name of one process.
 
-Another process's lease has expired once it has not changed for its whole duration, by this process's clock,
-while this process watched it: the time between two reads counts only if they follow each other closely.
-Otherwise, all contenders would find every lease expired after an outage of the API server, or after they were
-suspended, and a leader that is well would lose its lease. The timestamps in the lease come from different
-hosts' clocks and are never compared.
+Another process's lease has expired if it did not change for its whole duration, by this process's clock,
+while this process watched it. The time between two reads counts only if they follow each other closely.
+Without this rule, all contenders would consider every lease expired after an outage of the API server, or
+after they were suspended, and a healthy leader would lose its lease. The timestamps in the lease come from
+different hosts' clocks and are never compared.
 
-A lease that was deleted counts as unchanged since then: its holder creates it again at its next renewal, and
-the others wait as if it were silent.
+A deleted lease is treated as unchanged since its deletion. Its holder creates it again at its next renewal,
+and the other contenders wait as if the holder were silent.
 
-A lease is taken over earlier only from a process that is known to have ended: by its own pod's next process,
-or by another contender that knows it (`LeaseLock.note_ended`).
+A lease is taken over before it expires only if its holder is known to have ended. The next process of the
+holder's pod knows this, and other contenders can learn it (`LeaseLock.note_ended`).
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.
@@ -31,7 +31,7 @@ from supervisor.kubernetes.client import KubernetesObject, ResourceKind
 from supervisor.kubernetes.errors import AlreadyThere, Conflict, NotFound
 
 LEASES = ResourceKind("coordination.k8s.io", "v1", "leases")
-# The holder's name of a process that knows its pod: see `LeaseLock.begin`.
+# The holder name of a process that knows its pod: see `LeaseLock.begin`.
 _OF_POD = re.compile(
     r"(?P<name>[a-z0-9]([a-z0-9.-]*[a-z0-9])?)"
     r"_(?P<uid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-[0-9a-f]{8}"
@@ -52,7 +52,7 @@ class LeaseTerms:
     """Limits of leadership, in seconds.
 
     Another process may take over `duration_s` after it last saw a renewal. The leader stops `deadline_s`
-    after it last sent one, and the difference is the time for the body to unwind. Attempts to renew are
+    after it last sent one. The difference is the time that the body has to unwind. Attempts to renew are
     `retry_s` apart.
     """
 
@@ -97,10 +97,10 @@ class LeaseLock:
         pod_uid: str = "",
         clock: Callable[[], float] = boot_s,
     ) -> None:
-        """`identity` names this process among its contenders. `clock` measures the terms.
+        """`identity` names this process among the contenders. `clock` measures the terms.
 
-        With `pod_uid`, it names a pod, whose container restarts only after its process has ended. If an
-        earlier process of the pod holds the lease, this one takes it over at once.
+        With `pod_uid`, `identity` names a pod, whose container restarts only after its process has ended. If
+        an earlier process of the pod holds the lease, this process takes it over immediately.
         """
         self.clock = clock
         self.terms = terms or LeaseTerms()
@@ -119,7 +119,7 @@ class LeaseLock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a term with a unique holder name, to distinguish its lease from those of earlier terms."""
+        """Begin a term with a unique holder name, which distinguishes its lease from earlier terms."""
         self._holder = f"{self._identity}_{self._pod}{uuid.uuid4().hex[:8]}"
         # The lease after the last write; None if the outcome of that write is uncertain.
         self._mine: KubernetesObject | None = None
@@ -132,7 +132,7 @@ class LeaseLock:
         return self._holder
 
     def note_ended(self, holder: str) -> None:
-        """Take over the lease at the next attempt if it is still that of `holder`, which has ended."""
+        """Take over the lease at the next attempt if `holder`, which has ended, still holds it."""
         self._ended = holder
 
     @property
@@ -158,7 +158,7 @@ class LeaseLock:
                 return await self._hold(await self._look())
 
     async def raise_above(self, known: int) -> int:
-        """Renew the lease with an epoch above `known`, and return that epoch. Raises what `try_hold` raises.
+        """Renew the lease with an epoch above `known`, and return it. Raises the exceptions of `try_hold`.
 
         Members can know a higher epoch than the lease contains, for example after the lease was deleted.
         """
@@ -197,7 +197,7 @@ class LeaseLock:
         return _with_spec(lease, spec)
 
     def _note_look(self, seen: tuple[object, ...]) -> None:
-        """Note what a lease contains now; () if there is none."""
+        """Record what the lease contains now; () if it does not exist."""
         now_s = self.clock()
         if seen != self._seen or now_s - self._read_s > self.terms.deadline_s:
             self._seen, self._seen_s = seen, now_s
@@ -211,7 +211,7 @@ class LeaseLock:
         """Take or renew `lease`, and return the epoch. Raises `HeldByAnother` if another process holds it."""
         self._mine = None
         spec = {} if lease is None else lease["spec"]
-        # A lease that was deleted is still that of its last holder, which creates it again if it is well.
+        # A deleted lease still belongs to its last holder, which creates it again if it is healthy.
         holder = self._last_holder if lease is None else spec.get("holderIdentity") or ""
         if holder not in ("", self._holder) and not self._is_gone(holder) and not self._has_expired(spec):
             self._leader, self._may_hold = holder, False
@@ -268,7 +268,7 @@ class LeaseLock:
 
 
 def pod_of(holder: str) -> tuple[str, str]:
-    """Return the name and uid of the pod in a holder's name; both are "" unless the whole name is as ours.
+    """Return the name and uid of the pod in a holder's name; both are "" if the format is not ours.
 
     A user or another program may have written any text into the lease.
     """

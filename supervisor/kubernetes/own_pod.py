@@ -40,14 +40,14 @@ class OwnPod:
 
 
 async def is_gone(server: ApiServer, namespace: str, name: str, uid: str) -> bool:
-    """Return True if the pod is known to have ended: it has finished, or another one or none has its name.
+    """Return True if the pod is known to have ended: it has finished, or no pod has its name and uid.
 
-    Nothing is known of a pod without a name or a uid.
+    Returns False for a pod without a name or a uid.
 
-    Without its pod, a process that still runs on a lost node can change nothing in the cluster: its token is
-    no longer valid.
+    After its pod is gone, a process that still runs on a lost node cannot change anything in the cluster,
+    because its token is no longer valid.
     """
-    if not (name and uid):  # the path without a name is that of the list of all pods
+    if not (name and uid):  # a path without a name refers to the list of all pods
         return False
     try:
         pod = await server.get(PODS, name, namespace)
@@ -59,7 +59,7 @@ async def is_gone(server: ApiServer, namespace: str, name: str, uid: str) -> boo
 
 
 async def certificate_for(server: ApiServer, pod: OwnPod, names: Sequence[str]) -> ServerCertificate:
-    """Return a certificate for `pod` once the API server responds. Raises the error of the last attempt."""
+    """Return a certificate for `pod` when the API server responds. Raises the error of the last attempt."""
     for tries_left in reversed(range(START_TRIES)):
         try:
             return await certificates.server_certificate(

@@ -1,16 +1,16 @@
 """Ask a Deployment's other replicas which of them leads, without using the API server.
 
-Two kinds of replicas ask. A leader whose term ends while the API server does not respond asks for a rival
-(see `leadership.lead`), because only this process may be cut off from the server. A replica that waits for
-the lease asks for the end of the leader's process, so as not to wait until the lease expires.
+Two kinds of replicas ask. A leader whose term ends while the API server does not respond asks whether there
+is a rival (see `leadership.lead`), because only this process may be cut off from the server. A replica that
+waits for the lease asks whether the leader's process has ended, to avoid waiting until the lease expires.
 
-That end is certain: nothing listens on the address at which the leader was found, or another process answers
-there, or the pod no longer exists. A leader that is merely silent may be well, so its lease must expire. A
-network that refuses connections to a process that is well is the one error that remains. It is harmless,
-because the former leader finds its lease taken at its next renewal, a second later. Until then, its orders
-and its records have a lower epoch than those of the new leader, and each of its other requests is conditional
-on the object that it has seen. A job that it takes over only then is an exception, which docs/adr/0020
-explains.
+The process has ended for certain if nothing listens on the address at which the leader was found, if another
+process answers there, or if the pod no longer exists. A leader that is merely silent may be healthy, so its
+lease must expire. One error remains possible: the network may refuse connections to a healthy process. This
+error is harmless, because the former leader finds its lease taken at its next renewal, a second later. Until
+then, its orders and records have a lower epoch than the new leader's, and each of its other requests is
+conditional on the object that it has seen. A job that it takes over in this second is an exception, which
+docs/adr/0020 explains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
 HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
 ASK_S = 1.0  # the limit for one response
-AGAIN_S = 0.5  # the time between two searches for a leader, or two looks at a silent one
+AGAIN_S = 0.5  # the time between two searches for a leader, or two checks of a silent one
 LOOK_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
 MAX_BYTES = 1024  # the limit for a response
@@ -67,7 +67,7 @@ class Replicas:
     ) -> None:
         """`service` is the Service's full DNS name, which the certificates of all replicas contain.
 
-        `pod_is_gone` returns whether the pod of the given holder of the lease is known to have ended.
+        `pod_is_gone` returns True if the pod of the given lease holder is known to have ended.
         """
         self._service, self._port, self._own = service, port, own_address
         self._certificate = certificate
@@ -78,17 +78,17 @@ class Replicas:
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
 
-        This takes at most 2 x `ASK_S`. A replica that does not respond within that time does not count as a
+        This takes at most 2 x `ASK_S`. A replica that does not respond within that time is not considered a
         rival.
         """
         answers = await self._ask_all()
         return next((address for address, its in answers.items() if its.epoch > epoch), "")
 
     async def end_of(self, holder: str) -> str:
-        """Return once the process that holds the lease as `holder` is known to have ended, and say why.
+        """Wait until the process that holds the lease as `holder` is known to have ended. Return the reason.
 
-        While the leader is well, this costs a request every few seconds: it keeps a connection on which
-        nothing is sent, which ends with the process.
+        While the leader is healthy, this costs one request every few seconds. It keeps a connection open
+        without sending anything, and the connection ends when the process does.
         """
         address = ""
         while True:
@@ -129,7 +129,7 @@ class Replicas:
         return "" if answer.holder == holder else f"the process on {address} does not hold the lease"
 
     async def _until_closed(self, address: str) -> None:
-        """Return once a connection to `address` ends or is refused: when its process ends, or after a while.
+        """Return when a connection to `address` ends or is refused, or has been open for `LOOK_S`.
 
         This connection has no TLS, because nothing is sent on it, and the replica soon closes it.
         """
@@ -183,7 +183,7 @@ class Replicas:
         return _Answer(epoch if type(epoch) is int else 0, holder if isinstance(holder, str) else "")
 
     def _note(self, address: str, error: str) -> None:
-        """Log an error once, because a replica that waits for the lease asks again and again."""
+        """Log an error once, because a replica that waits for the lease asks repeatedly."""
         if error and self._noted.get(address) != error:
             what = "replica not asked" if address else "replicas not found"
             log.info(what, extra={"address": address or self._service, "error": error})

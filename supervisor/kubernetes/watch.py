@@ -93,7 +93,7 @@ class Mirror:
         listing: Callable[[], None] = lambda: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.synced = asyncio.Event()  # set once `objects` has been complete for the first time
+        self.synced = asyncio.Event()  # set when `objects` is complete for the first time
         self.problem = ""  # why the mirror may be out of date; "" while it is up to date
         self._server, self._kind, self._namespace = server, kind, namespace
         self._labels, self._fields = labels, fields
@@ -113,7 +113,7 @@ class Mirror:
         return asyncio.get_running_loop().time() - self._heard_s if self.synced.is_set() else float("inf")
 
     async def run(self) -> NoReturn:
-        """Keep the mirror up to date. Never returns, and raises only what `changed` or `prune` raises."""
+        """Keep the mirror up to date. Never returns. Raises only what `changed` or `prune` raises."""
         while True:
             try:
                 await self._follow()

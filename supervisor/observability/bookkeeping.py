@@ -62,7 +62,7 @@ class Bookkeeping:
             self.ledger.advance(now_ns)
 
     def _secured(self, view: View, step: int) -> int:
-        """Return the newest step up to `step` that the loss of any one member or node cannot destroy."""
+        """Return the newest step up to `step` whose state survives if any one member or node is lost."""
         if self._queues:
             return node_loss.secured_step(view, step)
         # Each member acts as a node.

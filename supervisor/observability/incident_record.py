@@ -59,7 +59,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 
 
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
-    """Return the record of an incident after which another one began before the first new step."""
+    """Return the record of an incident that was overtaken: `by` began before the first new step."""
     found = record(incident, None)
     note = f"{incident_id(by.number)} began before the first new step"
     evidence = [*found["evidence"], note]
@@ -67,9 +67,9 @@ def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
 
 
 def unrecorded_end(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of an incident that is over, although the supervisor that ended it did not record so.
+    """Return the record of an incident that ended without its supervisor recording the end.
 
-    How long the recovery took is then unknown.
+    It is therefore unknown how long the recovery took.
     """
     note = "another supervisor took over before the end of this incident was recorded"
     return {**found, "open": False, "evidence": [*(found.get("evidence") or ()), note]}

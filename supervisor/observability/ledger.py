@@ -2,7 +2,7 @@
 
 Three facts shape this module:
 
-- Training time is *productive* only once its step is secured, because a fault turns unsecured steps into
+- Training time becomes *productive* only when its step is secured, because a fault turns unsecured steps into
   rework.
 - Prometheus counters cannot go down.
 - The buckets must add up to the clock exactly, so time is counted in whole nanoseconds.
@@ -168,8 +168,8 @@ class Ledger:
     def noticed(self, since_ns: int, at_ns: int) -> None:
         """Book the time since the fault's first symptom at `since_ns` as detection, and enter DETECT.
 
-        Only the time of the step in progress can be rebooked. The symptom therefore never counts as earlier
-        than the end of the last step or the last change of activity.
+        Only the time of the step in progress can be rebooked. A symptom from before the end of the last step,
+        or before the last change of activity, is moved to that time.
         """
         self.advance(at_ns)
         if self._activity is Bucket.PRODUCTIVE:
@@ -318,8 +318,8 @@ def _allowed(activity: Bucket) -> Bucket:
 class Window:
     """The good share of the last hour or day, computed from samples of the good time at fixed intervals.
 
-    Between samples, the good time is interpolated linearly. It drops when work that counted as good is lost
-    later, so the share is clamped to 0..1. Memory use is bounded.
+    Between samples, the good time is interpolated linearly. It drops when work that was counted as good is
+    lost later, so the share is clamped to 0..1. Memory use is bounded.
     """
 
     def __init__(self, slot_ns: int, slots: int) -> None:

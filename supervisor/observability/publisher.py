@@ -69,7 +69,7 @@ class StatusPublisher:
             run: The store for the status and incidents, usually the run's directory.
             lag: Returns the maximum and p99 lag of the supervisor's event loop, in seconds.
             policy: The limits for a group that completes no step.
-            lead: The leadership of the run. Once another supervisor takes over, no more files are written,
+            lead: The leadership of the run. After another supervisor takes over, no more files are written,
                 and `deposed` contains the reason.
             files: The thread that writes the files. By default, the publisher starts its own.
             published: Called after each status is published.

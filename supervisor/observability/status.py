@@ -205,7 +205,7 @@ def _unended(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _awaited(view: View, policy: Policy) -> str:
-    """Return what the group is waiting for while it forms; "" once it has formed."""
+    """Return what the group is waiting for while it forms; "" after it has formed."""
     memory = view.memory
     if memory.phase not in ("forming", "securing"):
         return ""
@@ -222,7 +222,7 @@ def _awaited(view: View, policy: Policy) -> str:
 def _is_unreadable(view: View, policy: Policy) -> bool:
     """True if reading storage has failed, not if it has not begun yet.
 
-    On a cluster, the members read storage, so it counts as unread whenever no member reports.
+    On a cluster, the members read storage, so storage is unread whenever no member reports.
     """
     if view.stored.error == UNREAD:
         return bool(view.stored.looked_ns) and not policy.members_created_externally
@@ -250,13 +250,13 @@ def _awaited_after_fault(view: View) -> str:
 
 
 def _awaited_before_shrinking(view: View, policy: Policy) -> str:
-    """Return how long the group waits for a replacement before it goes on smaller; "" if it does not."""
+    """Return how long the group waits for a replacement before it shrinks; "" if it does not wait."""
     chosen = placement.choose_members(view, policy)
     at_ns = resizing.shrinks_at_ns(view, policy, chosen) if view.memory.incident is not None else None
     if at_ns is None or at_ns <= view.now_ns:
         return ""
     left_s = math.ceil((at_ns - view.now_ns) / SECOND_NS)
-    return f"waiting {left_s} s for a replacement, then going on with {len(chosen)} of {policy.members}"
+    return f"waiting {left_s} s for a replacement, then continuing with {len(chosen)} of {policy.members}"
 
 
 def _awaited_launcher(absent: Sequence[MemberView]) -> str:

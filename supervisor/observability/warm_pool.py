@@ -12,7 +12,7 @@ from supervisor.wording import place
 
 
 def is_ready(view: View) -> bool:
-    """True if all members can start their ranks now, because these start cold or are already warm."""
+    """True if all members can start their ranks now, because their ranks start cold or are already warm."""
     parked = [
         m.report is not None
         and m.report.launcher is not None

@@ -76,7 +76,7 @@ def _first_node(text: str) -> str:
     return "" if text == "0" else f"0 {_ONE_MACHINE}"
 
 
-_GROUP = "holdfast forms the process group and chooses address and port"
+_GROUP = "holdfast forms the process group and chooses the address and port"
 _OUTPUT = "the output of all ranks is shown, prefixed with the rank, and kept in the run directory"
 TORCHRUN_OPTIONS = (
     TorchrunOption(("--standalone",), False, ""),
@@ -123,10 +123,10 @@ RUN = (
            "standbys: warm members without ranks, ready to replace a lost member", "0", "members",
            launchers_own=True),
     Option(("--min-members",), "min_members", whole_number(1, 100_000, {"all": 0}), "M", _PROCESSES,
-           "least number of members to train with while a lost member has no replacement; the script must"
-           " allow it", "all", "members", launchers_own=True),
+           "minimum number of members to train with while a lost member has no replacement; the script must"
+           " support it", "all", "members", launchers_own=True),
     Option(("--warm",), "warm", choice(*defaults.WARM_STRATEGIES), "HOW", _PROCESSES,
-           "way to keep replacement processes ready", defaults.WARM_STRATEGIES[0]),
+           "strategy for keeping replacement processes ready", defaults.WARM_STRATEGIES[0]),
     Option(("--snapshot-every",), "snapshot_every",
            whole_number(0, 1_000_000_000, dict.fromkeys(("auto", "-1"), defaults.AUTOMATIC)), "K", _STATE,
            "steps between snapshots; auto: as often as --snapshot-budget allows, 0: only the first",
@@ -146,35 +146,36 @@ RUN = (
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
            "skip a batch that produces NaN, Inf or a loss jump twice", launchers_own=True),
     Option(("--loss-jump",), "loss_jump", number(1.5, 1e12, "never"), "X", _FAULTS,
-           "roll back once when a loss exceeds the usual loss by X times its usual spread",
+           "roll back once if a loss exceeds the usual loss by X times the usual spread",
            f"only a warning, at {defaults.LOSS_JUMP:g}", "times"),
     Option(("--hang-factor",), "hang_factor", number(1.5, 1000), "X", _FAULTS,
            f"inspect the ranks if a step takes longer than X times the p99 of the other steps, plus {_FLOOR}",
            f"{defaults.HANG_FACTOR:g}", "times", launchers_own=True),
     Option(("--hang-floor",), "hang_floor_s", duration(0.05, 86_400), "TIME", _FAULTS,
-           f"replaces the {_FLOOR} of --hang-factor; a step this late counts as a hang without an inspection",
+           f"replaces the {_FLOOR} of --hang-factor; a step this late is treated as a hang without"
+           " an inspection",
            "not given", launchers_own=True),
     Option(("--stall-limit",), "stall_limit_s", duration(1, 7 * 86_400), "TIME", _FAULTS,
-           "limit for a late rank that may be working: time without a step and without a sign of work",
+           "limit for a late rank that may still be working: time without a step or any other sign of work",
            f"{defaults.STALL_LIMIT_S:g}s"),
     Option(("--first-step-timeout",), "first_step_timeout_s", _LONG, "TIME",
            _FAULTS, "limit for joining, restoring and the first step, including compilation",
            span(defaults.FIRST_STEP_S), launchers_own=True),
     Option(("--pause-timeout",), "pause_timeout_s", _LONG, "TIME", _FAULTS,
-           "limit for a declared pause that has no limit of its own", span(defaults.PAUSE_S),
+           "limit for a declared pause without its own limit", span(defaults.PAUSE_S),
            launchers_own=True),
     Option(("--member-timeout",), "member_timeout_s", duration(0.5, 3600), "TIME", _FAULTS,
-           "silence after which a member counts as lost", span(defaults.MEMBER_TIMEOUT_S),
+           "silence after which a member is considered lost", span(defaults.MEMBER_TIMEOUT_S),
            launchers_own=True),
     Option(("--grace",), "grace_s", duration(0, 86_400), "TIME", _FAULTS,
            "time for a script to finish on its own before it is killed", span(defaults.GRACE_S)),
     Option(("--run-dir",), "run_dir", directory, "DIR", _PLACE,
-           "directory of this run: a new or empty one, or that of an earlier run to resume",
+           "directory of this run: a new or empty directory, or the directory of an earlier run to resume",
            "holdfast-runs/DATE-TIME", launchers_own=True),
     Option(("--resume",), "resume", None, "", _PLACE,
            "refuse to start unless --run-dir holds a run to resume"),
     Option(("--from-scratch",), "from_scratch", None, "", _PLACE,
-           "start from step 0; checkpoints in --run-dir become void"),
+           "start from step 0; existing checkpoints in --run-dir become void"),
     Option(("--port",), "port", whole_number(0, 65_535), "P", _PLACE,
            "port of the HTTP API on 127.0.0.1; 0: any free port", "0", "port"),
     Option(("--no-drills",), "no_drills", None, "", _PLACE, "refuse `holdfast inject` in this run"),

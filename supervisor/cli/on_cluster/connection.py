@@ -1,7 +1,7 @@
 """Connect a command to the API server, and turn failures into one-line messages.
 
-The connection has the rights of the user's kubeconfig. The `kubernetes` library reads that file, and is
-imported only when a connection is made.
+The connection has the rights that the user's kubeconfig grants. The `kubernetes` library reads that file, and
+is imported only when a connection is made.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
 
 
 def _cancel_requests(loop: asyncio.AbstractEventLoop) -> None:
-    """End the request that Ctrl-C has interrupted. Otherwise asyncio would report a destroyed task."""
+    """End the request that Ctrl-C interrupted, because asyncio would report a task that is destroyed."""
     requests = asyncio.all_tasks(loop)
     if requests:
         loop.run_until_complete(event_loop.end(requests))

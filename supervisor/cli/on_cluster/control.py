@@ -42,7 +42,7 @@ def inject(job: NamedJob, command: commands.Inject) -> int:
 
 
 def carry_out(job: NamedJob, kind: str, rank: int) -> None:
-    """Have the supervisor inject a fault, and wait until the fault has been injected. Raises `BadInput`."""
+    """Request a fault from the supervisor, and wait until it has been injected. Raises `BadInput`."""
     refused = _result(job, _request(job, kind, rank))
     if refused:
         raise BadInput(f"inject was refused: {refused}")

@@ -23,7 +23,7 @@ INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
 YOUNG_S = 20.0  # a pod that has not run this long may still be connecting
 _OUT_OF_MEMORY = "OOMKilled"  # the reason of a container that the kernel has killed
-_WELL = (0, None, exit_codes.INTERRUPTED, exit_codes.TERMINATED)  # of a job that finished, or was stopped
+_WELL = (0, None, exit_codes.INTERRUPTED, exit_codes.TERMINATED)  # for a job that finished or was stopped
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
 
 
@@ -51,7 +51,7 @@ class DoctorFinding:
 
 
 def webhook(found: KubernetesObject | None) -> DoctorFinding:
-    """Check the webhook's configuration, which is None if it does not exist."""
+    """Check the webhook's configuration. `found` is None if it does not exist."""
     what = "webhook configuration"
     if found is None:
         return DoctorFinding("problem", what, "it does not exist, so no pod is injected", INSTALL)
@@ -64,7 +64,7 @@ def webhook(found: KubernetesObject | None) -> DoctorFinding:
 
 
 def deployment(name: str, found: KubernetesObject | None) -> DoctorFinding:
-    """Check one of Holdfast's two deployments, which is None if it does not exist."""
+    """Check one of Holdfast's two deployments. `found` is None if it does not exist."""
     what = f"deployment {name}"
     if found is None:
         return DoctorFinding("problem", what, f"it does not exist in {pod_layout.NAMESPACE}", INSTALL)
@@ -104,7 +104,7 @@ def _matches(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def namespace(name: str, why_not: str) -> DoctorFinding:
-    """Check a namespace. `why_not` says why the webhook excludes it; it is "" if the webhook does not."""
+    """Check a namespace. `why_not` says why the webhook excludes it; "" if the webhook does not."""
     what = f"namespace {name}"
     if not why_not:
         return DoctorFinding("ok", what, "its pods can be injected")
@@ -135,7 +135,10 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
     if standbys.get("problem") and view.get("phase") != "ended":
         text = f"it lacks a standby: {_one_line(standbys['problem'])}"
         yield DoctorFinding(
-            "problem", what, text, "make room or change what refuses it; Holdfast tries again"
+            "problem",
+            what,
+            text,
+            "free up capacity, or lift the restriction that refuses the pod; Holdfast keeps trying",
         )
     code = view.get("exit_code")
     if view.get("phase") == "ended" and code not in _WELL:
@@ -151,7 +154,7 @@ def job(found: KubernetesObject) -> Iterator[DoctorFinding]:
 
 @dataclass(frozen=True, slots=True)
 class PodSurroundings:
-    """The jobs in a pod's namespace, the pod's events, and why the namespace is excluded, if it is.
+    """The jobs in a pod's namespace, the pod's events, and the reason if the namespace is excluded.
 
     `now_s` is the Unix time.
     """
@@ -163,7 +166,7 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """Return True if the pod requests injection, even in a wrong way, such as with a label."""
+    """Return True if the pod requests injection, even incorrectly, such as with a label."""
     metadata = pod["metadata"]
     asked = pod_layout.INJECT in mapping(metadata.get("annotations"))
     return asked or bool(settings.forgotten_request(metadata))
@@ -320,7 +323,7 @@ def _without_launcher(pod: KubernetesObject, member: Mapping[str, Any]) -> tuple
     if not why:
         return None
     return (
-        f"Holdfast can start no ranks in it: {_one_line(why)}",
+        f"Holdfast cannot start ranks in it: {_one_line(why)}",
         f"see `kubectl logs {pod['metadata']['name']}`",
     )
 
@@ -342,7 +345,7 @@ def _path(found: KubernetesObject) -> str:
 
 
 def _when(event: Mapping[str, Any]) -> str:
-    """Return a key that sorts events by time. Texts suffice, because all times have the same format."""
+    """Return a key that sorts events by time. All times have the same format, so they sort as text."""
     series = mapping(event.get("series"))
     return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
 

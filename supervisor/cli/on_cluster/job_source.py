@@ -24,8 +24,8 @@ SUMMARY_S = 8.0  # how long to wait for the last status of a job that has ended
 class NamedJob:
     """The records of one job on a cluster. Implements `RunRecords`.
 
-    `check_in_use` rereads the resource, at most every `READ_S`. A job whose resource was deleted counts as
-    ended.
+    `check_in_use` rereads the resource, at most every `READ_S`. A job whose resource was deleted is treated
+    as ended.
     """
 
     def __init__(self, connection: ClusterConnection, namespace: str, name: str) -> None:
@@ -79,7 +79,8 @@ class NamedJob:
         return bool(self.summary.get("phase"))
 
     def check_in_use(self) -> bool:
-        """Return True until the job has ended and its last status was written, or `SUMMARY_S` later."""
+        """Return True until the job has ended and its last status is written, or `SUMMARY_S` after the
+        end."""
         if not self.is_gone and time.monotonic() - self._read_s >= READ_S:
             try:
                 with suppress(ServerUnreachable):  # the next read may succeed

@@ -1,6 +1,6 @@
 """`holdfast nodes`: show which nodes are quarantined and why, and request a quarantine or a release.
 
-Everything is read from the Node objects, so it also works while no supervisor runs. A request is an
+Everything is read from the Node objects, so this works even if no supervisor is running. A request is an
 annotation on the Node, which the supervisor carries out and removes.
 """
 
@@ -30,7 +30,7 @@ from supervisor.nodes.summary import NodePool
 from supervisor.wording import count, seconds, table
 
 SELF_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
-CARRY_OUT_S = 15.0  # a supervisor that leads carries a request out within a second
+CARRY_OUT_S = 15.0  # the leader carries out a request within a second
 READ_S = 0.5
 _SHOWN = 60  # characters of a finding in the table
 
@@ -52,7 +52,7 @@ def show(connection: ClusterConnection, command: commands.Nodes) -> int:
     if as_json:
         say_json(rows)
     elif not rows:
-        say("no node has an agent: install it to have the health of the nodes watched")
+        say("no node has an agent: install the node agent to monitor the health of the nodes")
     else:
         say_all([*lines(rows, now_s), *footer(pool, len(nodes) - len(rows)), *map(one_line, notes)])
     return 0
@@ -87,7 +87,7 @@ def _settings(connection: ClusterConnection, notes: list[str]) -> QuarantineSett
 
 
 def _dry_run(connection: ClusterConnection, found: QuarantineSettings, now_s: float) -> list[str]:
-    """Return a line that says that actions are only announced, if so."""
+    """Return a line that says why actions are not carried out; [] if they are."""
     installed_s: float | None = None
     if found.dry_run == settings.FIRST_HOUR:
         try:
@@ -104,7 +104,7 @@ def _dry_run(connection: ClusterConnection, found: QuarantineSettings, now_s: fl
     until = ""
     if installed_s is not None:
         left_s = installed_s + settings.DRY_RUN_S - now_s
-        until = f" for another {seconds(left_s)}, the first hour of the installation"
+        until = f" for another {seconds(left_s)}, until the installation is one hour old"
     return [f"dry run: actions are only announced{until}"]
 
 
@@ -146,7 +146,7 @@ def footer(pool: NodePool, others: int) -> list[str]:
     """Return the lines below the table, about all nodes."""
     found = [pool.breaker_line, *(each.why for each in pool.plan.holds if not each.node)]
     if others:
-        found.append(f"{count(others, 'node')} without an agent not listed")
+        found.append(f"not listed: {count(others, 'node')} without an agent")
     return list(map(one_line, found))
 
 
@@ -226,7 +226,7 @@ def _request(connection: ClusterConnection, command: commands.Nodes) -> int:
 
 
 def _user(connection: ClusterConnection) -> str:
-    """Return the user's name, as the API server knows it; "" if it does not say (before Kubernetes 1.28)."""
+    """Return the user's name from the API server; "" if the server cannot tell (before Kubernetes 1.28)."""
     body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview"}
     try:
         found = connection.ask(lambda server: server.create(SELF_REVIEWS, body))
@@ -255,6 +255,6 @@ def _await(connection: ClusterConnection, command: commands.Nodes) -> int:
             return 0
     say(
         f"node {command.node}: no supervisor has carried out the request within {CARRY_OUT_S:g} s;"
-        " it remains on the node, and the next supervisor that leads will"
+        " it remains on the node, and the next leader will carry it out"
     )
     return 1

@@ -9,7 +9,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability import short_status
 from supervisor.observability.incident_record import SCHEMA
 
-# Fields that are written with each decision, and can therefore be newer than the published status.
+# These fields are written with each decision, so they can be newer than the published status.
 _NEWER = ("phase", "generation", "incidents")
 
 

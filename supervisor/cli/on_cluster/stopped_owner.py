@@ -16,7 +16,7 @@ from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
 _BUILT_IN = ("", "apps", "batch")  # API groups whose kinds kubectl knows by their short names
-_UNKNOWN = "It may create new pods or restart the containers of those that have ended."
+_UNKNOWN = "It may create new pods, or restart the containers of pods that have ended."
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FollowUp:
     train_again: str
 
     def lines(self) -> list[str]:
-        """Return what `holdfast stop` prints once the run has ended."""
+        """Return what `holdfast stop` prints after the run has ended."""
         subject = self.owner or "the pods"
         commands = {
             f"to end {subject}": self.delete,

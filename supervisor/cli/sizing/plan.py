@@ -26,5 +26,5 @@ def show(command: commands.PlanOptions) -> int:
 
 
 def _simulate(command: commands.PlanOptions, rows: list[int]) -> dict[int, Simulated]:
-    """Simulate each number of standbys. A row does not depend on the others, as all have the same seed."""
+    """Simulate each number of standbys. All rows use the same seed, so none depends on the others."""
     return {row: simulate(command, row, random.Random(command.seed).random) for row in rows}

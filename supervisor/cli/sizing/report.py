@@ -97,10 +97,10 @@ def _legend(inputs: SizingInputs, simulated: Mapping[int, Simulated]) -> str:
     unit = "GPU hours" if inputs.gpu_hour_cost is None else "the currency of --gpu-hour-cost"
     error = " SIMULATED is the ETTR of a simulation, with its standard error." if simulated else ""
     return (
-        "FOUND is the share of the lost nodes that find a standby, WAIT the mean wait for a node if there is"
-        " no standby, and WAITING the share of the time that the whole job waits."
-        f"{error} STANDBYS/DAY is what the standbys cost, WAITING/DAY what the waiting GPUs of the job cost,"
-        f" and COST what one useful GPU hour costs, in {unit}."
+        "FOUND is the share of lost nodes for which a standby is ready. WAIT is the mean wait for a node if"
+        " no standby is ready. WAITING is the share of time during which the whole job waits."
+        f"{error} STANDBYS/DAY is the cost of the standbys, WAITING/DAY is the cost of the job's waiting"
+        f" GPUs, and COST is the cost of one useful GPU hour, all in {unit}."
     )
 
 
@@ -108,17 +108,17 @@ def _standbys(plan: SizingPlan) -> str:
     best = plan.outlooks[plan.recommended]
     if best.ettr == 0:
         return (
-            "No number of standbys helps: faults, lost steps and checkpoints cost more time than there is"
-            " between them. Check --mtbf, --step and --checkpoint-bandwidth."
+            "No number of standbys helps: recoveries, lost steps and checkpoints take more time than there is"
+            " between faults. Check --mtbf, --step and --checkpoint-bandwidth."
         )
     limit = f" More than {MOST:,} are not considered: check --mtbf and --repair." * (best.standbys == MOST)
     return (
         f'Standbys: {best.standbys} (holdfast.dev/standby: "{best.standbys}"). With this number, a useful'
         " GPU hour is cheapest: one more standby would cost more than the waiting that it prevents."
-        f"{limit} At least 99 % of the lost nodes find a standby if there are {plan.for_99}. ETTR is"
+        f"{limit} With {plan.for_99}, a standby is ready for at least 99 % of lost nodes. ETTR is"
         f" {percent(best.ettr)}; the rest is waiting ({_part(best.waiting)}), detection and recovery"
         f" ({_part(best.recovering)}), lost steps ({_part(best.lost_steps)}), checkpoints"
-        f" ({_part(best.checkpoints)}), and losses of all copies of the state ({_part(best.outages)})."
+        f" ({_part(best.checkpoints)}), and losing all copies of the state ({_part(best.outages)})."
     )
 
 
@@ -147,9 +147,9 @@ def _checkpoints(plan: SizingPlan) -> str:
     )
     return (
         f"Checkpoint interval: {seconds(found.interval_s)} (holdfast.dev/checkpoint-every:"
-        f" {_setting(found.interval_s)}), because {why}. The loss of one node needs no checkpoint, because"
-        " other nodes have the state in memory. Checkpoints are for the loss of all copies, every"
-        f" {seconds(found.all_copies_s)}. If they were the only copies, the interval would have to be"
+        f" {_setting(found.interval_s)}), because {why}. Losing one node requires no checkpoint, because"
+        " other nodes have the state in memory. Checkpoints are for losing all copies, which happens every"
+        f" {seconds(found.all_copies_s)}. Without copies in memory, the interval would have to be"
         f" {seconds(found.without_copies_s)}."
     )
 

@@ -1,11 +1,11 @@
 """Find the job that a pod belongs to, its size, and the preferred order of its pods. Pure.
 
 All objects are untrusted JSON from the API server. If a value is missing, contradictory or of the wrong type,
-the result is a `NotAdopted` that says so, never an exception or a guess. A group of the wrong size would wait
-for members that never connect, or start without some of its members.
+the result is a `NotAdopted` with the reason, never an exception or a guess. A group of the wrong size would
+wait for members that never connect, or start without some of its members.
 
-The supervisor assigns the ranks. It never reads RANK or WORLD_SIZE, because some controllers count pods in
-them, and others count processes.
+The supervisor assigns the ranks. It never reads RANK or WORLD_SIZE, because some controllers use them to
+count pods, and others to count processes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OwnerChain:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """The identity of a job: shared by all of its pods, and by no others.
+    """The identity of a job. All of its pods share it, and no other pods do.
 
     `name` is the name of the job's Supervision. The other fields describe the job's owner, and are empty for
     a group of pods without an owner. `api_version` is not compared, because pods that were created before and
@@ -129,7 +129,7 @@ class Adopted:
 class NotAdopted:
     """A pod that is not a member of a job. `why` says why.
 
-    `unread` is an owner that could not be read; once it has been read, the result can change.
+    `unread` is an owner that could not be read. The result can change after the owner is read.
     """
 
     why: str
@@ -154,8 +154,7 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
     Args:
         pod: The pod as JSON.
         find: Returns the object for a reference, such as the `get` method of a mapping. Any value that is not
-        a
-            mapping, such as None, means that the object is missing or cannot be read.
+            a mapping, such as None, means that the object is missing or cannot be read.
     """
     owners: list[Owner] = []
     try:
@@ -187,8 +186,8 @@ def top_owner(pod: object, find: Find) -> OwnerChain:
 def _controller(metadata: Mapping[str, Any], namespace: str) -> OwnerReference | None:
     """Return the owner that controls an object; None if there is none.
 
-    DLRover does not mark its references as controlling. If no reference is marked, use the one to a known
-    kind, because references to other kinds exist only for garbage collection.
+    DLRover does not mark its references as controlling. If no reference is marked, use the reference to a
+    known kind, because references to other kinds exist only for garbage collection.
     """
     raw = items(metadata.get("ownerReferences"), "ownerReferences", MAX_REFERENCES)
     tables = [table(each, "an owner reference") for each in raw]
@@ -226,7 +225,7 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
 
 
 def read_group(pods_of_group: Iterable[object], owners: OwnerChain) -> GroupFacts:
-    """Return what the pods of a job state about it. Pods that have ended or do not train do not count.
+    """Return what the pods of a job state about it. Pods that have ended or do not train are ignored.
 
     Args:
         pods_of_group: The pods with the same `job_key`, as JSON.

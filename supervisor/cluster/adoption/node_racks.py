@@ -1,7 +1,7 @@
-"""Read from a node's labels which nodes may fail together: its rack. Pure.
+"""Read a node's rack from its labels. The nodes of a rack may fail together. Pure.
 
 Kubernetes defines labels for the region and the zone of a node, but none for its rack. Operators and
-schedulers of large clusters use labels of their own.
+schedulers of large clusters use their own labels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RACK_LABELS = ("topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 
 
 def rack_labels(setting: str) -> tuple[str, ...]:
-    """Return the labels that the operator's setting names, separated by commas; the default ones for ""."""
+    """Return the labels in the operator's comma-separated setting; the default labels if it is ""."""
     return tuple(filter(None, (each.strip() for each in setting.split(",")))) or RACK_LABELS
 
 

@@ -36,7 +36,7 @@ def kept(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an owner's object without the parts of its pod templates that are never read. Never raises.
 
     A user can make those parts as large as the API server accepts, in any number of owners. If the rest is
-    too large as well, the result has the field `CUT`, which says so.
+    also too large, the result has the field `CUT` with the reason.
     """
     found = _without_bulk(content, MAX_DEPTH)
     if (size := characters(found)) <= MAX_KEPT:
@@ -93,7 +93,7 @@ def owner_size(
     if len(counted) > 1 and not opted_in and not set(names) <= set(kind.trains):
         refuse(
             f"{owner} has several replica types ({brief(', '.join(names))}), but none opts in:"
-            f" set {INJECT} in the templates of those that train, or {MEMBERS} on the pods"
+            f" set {INJECT} in the templates of the types that train, or {MEMBERS} on the pods"
         )
     if kind.parts and replica_type and replica_type not in names:
         counts = f"{owner} trains with {brief(', '.join(names))}"

@@ -1,6 +1,6 @@
 """Read what a pod says about itself in its labels, annotations and environment. Pure.
 
-`kept` and `KeptPods` reduce each pod in a mirror of all pods to what the functions of this module and
+`kept` and `KeptPods` reduce each pod in a mirror of all pods to the parts that this module and
 `supervisor.cluster.pods.read_pod` read: a few kilobytes, even for a huge pod.
 """
 
@@ -109,7 +109,7 @@ def _injected(annotations: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _nproc(annotations: Mapping[str, Any], injected: Mapping[str, Any]) -> int:
-    """Return the number that the webhook recorded and passed to the launcher, or else the annotation's."""
+    """Return the number that the webhook recorded for the launcher, or else the number in the annotation."""
     written = untrusted_json.whole(injected.get("nproc"), f"nproc in {INJECTED}", MAX_RANKS, 0)
     text = untrusted_json.text(annotations.get(NPROC_PER_NODE), NPROC_PER_NODE)
     if written or NOT_INJECTED in annotations or not _COUNT.fullmatch(text):
@@ -217,7 +217,7 @@ def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a pod that the supervisor reads. Never raises.
 
     If what the pod states is too large or has a wrong type, the result contains only the pod's identity and
-    state, and `read` refuses it with the reason. A pod that is already a member therefore remains one.
+    state, and `read` refuses it with the reason. A pod that is already a member therefore remains a member.
     """
     outline = _outline(raw)
     try:
@@ -297,7 +297,7 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tolerations(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what a pod tolerates. Pods that tolerate the same share one list."""
+    """Return a pod's tolerations. Pods with equal tolerations share one list."""
     return _shared(
         tuple(
             tuple((key, _short(each[key])) for key in _TOLERATION if key in each)
@@ -383,7 +383,7 @@ def _reference(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stated_variables(spec: Mapping[str, Any], container: str, where: str) -> list[dict[str, Any]]:
-    """Return the containers that have a variable which `value` may read, after the training container."""
+    """Return the training container, then the other containers with a variable that `value` may read."""
     containers = untrusted_json.items(spec.get("containers"), where, MAX_CONTAINERS)
     found = []
     for each in containers:
@@ -453,7 +453,7 @@ def _tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _short(value: object) -> Any:
-    """Return a number, or a string that is not longer than names can be; None for any other value."""
+    """Return a number, or a string that is no longer than a name can be; None for any other value."""
     is_short = len(value) <= MAX_TEXT if isinstance(value, str) else isinstance(value, (int, float))
     return value if is_short else None
 

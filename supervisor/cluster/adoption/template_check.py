@@ -40,7 +40,7 @@ def _too_large(found: Adopted, owners: OwnerChain, content: Mapping[str, Any], k
         named = f"{content.get('kind')} {content['metadata'].get('name')}"
         pods = owner_size(content, named, kind, owners.idle, found.replica_type)
     except UnfitObject:
-        return ""  # the reason why the author set the annotation
+        return ""  # this is why the author set the annotation
     if found.members <= pods:
         return ""
     return f"{MEMBERS} is {found.members}, but {named} has {pods} that train: the job would wait for more"

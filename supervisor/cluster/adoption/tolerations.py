@@ -10,7 +10,7 @@ MAX_TOLERATIONS = 16  # of one pod; later ones are ignored
 
 
 class Toleration(NamedTuple):
-    """A toleration of a pod. `seconds` is None if the pod tolerates the taint for ever."""
+    """A toleration of a pod. `seconds` is None if the pod tolerates the taint forever."""
 
     key: str = ""
     operator: str = "Equal"
@@ -31,7 +31,7 @@ class Toleration(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _known(*given: object) -> Toleration:
-    """Return one object for equal tolerations, because most pods have the same."""
+    """Return one object for equal tolerations, because most pods have the same tolerations."""
     key, operator, value, effect, seconds = given
     return Toleration(
         str(key or ""),

@@ -1,6 +1,6 @@
 """Say why a pod that requests Holdfast runs without it. Pure.
 
-The webhook can only annotate such a pod, and this works only while it responds. Its callers are not
+The webhook can only annotate the pod, and this works only while the webhook responds. Its callers are not
 authenticated, so it changes nothing in the cluster. The supervisor reads the pods from the API server, and
 records the events about them.
 """
@@ -34,9 +34,8 @@ class UninjectedPod(NamedTuple):
 def uninjected(pod: Mapping[str, Any], recent: str) -> UninjectedPod | None:
     """Return why a pod without the members' label is not injected; None if it does not request Holdfast.
 
-    A pod that has ended counts only if it was not created before `recent`, a time as the API server writes
-    it. A recent pod may have failed before it was ever checked, but an older pod no longer needs to be
-    changed.
+    A pod that has ended is ignored if it was created before `recent`, a time in the API server's format. A
+    recent pod may have failed before it was ever checked, but an older pod no longer needs to be changed.
     """
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}

@@ -58,7 +58,7 @@ def text(value: object, where: str, most: int = MAX_TEXT) -> str:
 
 
 def matching(pattern: re.Pattern[str], value: object, where: str) -> str:
-    """Return a string that `pattern` matches in full. A missing value counts as "".
+    """Return a string that `pattern` matches in full. A missing value is treated as "".
 
     This check is needed because names become parts of URLs, and the API server does not check
     ownerReferences.

@@ -91,7 +91,7 @@ class InvalidKindTable(ValueError):
 def shipped() -> WorkloadKinds:
     """Return the table of this package. Raises `InvalidKindTable`, or `OSError` if the file is missing.
 
-    Pure modules may call this, because the package's loader reads the file as it reads code.
+    Pure modules may call this, because the package's loader reads the file in the same way as code.
     """
     text = pkgutil.get_data(__name__.rpartition(".")[0], FILE)
     if text is None:

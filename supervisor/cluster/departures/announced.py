@@ -1,8 +1,8 @@
 """Collect the announcements that members of one job are about to end.
 
-The sources are the pod itself (its deletion, its condition DisruptionTarget), its node (`node_notices`),
-and requests to leave a node. No two clocks are compared: the time of an announcement is when this supervisor
-first saw it.
+The sources are the pod itself (its deletion, its condition DisruptionTarget), its node (`node_notices`), and
+requests to leave a node. Clocks of different machines are never compared: the time of an announcement is when
+this supervisor first saw it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from supervisor.view.model import SECOND_NS, Departure
 EVICT_AGAIN_S = 10.0  # between two requests to evict the same pod
 # The reasons of the condition DisruptionTarget: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
 _DISRUPTIONS: Mapping[str, str] = {
-    "PreemptionByScheduler": "it is preempted by a pod of a higher priority",
+    "PreemptionByScheduler": "it is being preempted by a pod with a higher priority",
     "DeletionByTaintManager": "it does not tolerate a taint of its node",
-    "EvictionByEvictionAPI": "it is evicted",
+    "EvictionByEvictionAPI": "it is being evicted",
     "DeletionByPodGC": "its node is gone",
-    "TerminationByKubelet": "the kubelet ends it",
+    "TerminationByKubelet": "the kubelet is terminating it",
 }
 
 
 class AnnouncedDepartures:
-    """The departures of one job's members, and the pods that the supervisor must evict after they moved."""
+    """The departures of one job's members, and the pods that must be evicted after their ranks have moved."""
 
     def __init__(self) -> None:
         self._asked: dict[str, str] = {}  # by uid of a pod that must leave its node: why
@@ -35,7 +35,7 @@ class AnnouncedDepartures:
         self._evicted_s: dict[str, float] = {}  # by uid: when the eviction was last requested
 
     def leave(self, pods: Iterable[PodMember], node: str, why: str) -> None:
-        """Have the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
+        """Make the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
         self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
 
     def observe(
@@ -46,10 +46,10 @@ class AnnouncedDepartures:
         heeded: frozenset[str] = frozenset(),
         seats: Container[str] = (),
     ) -> dict[str, Departure]:
-        """Note all announcements, and return the members that are about to end. `nodes` may lack nodes.
+        """Record all announcements, and return the members that are about to end. `nodes` may be incomplete.
 
-        A member with ranks (`seats`) moves because of the verdict of a node agent only if its node is in
-        `heeded`. A member without ranks is a worse choice on any node whose agent reports a fault.
+        A member with ranks (one in `seats`) moves because of a node agent's verdict only if its node is in
+        `heeded`. For a member without ranks, the verdict of any node's agent is an announcement.
         """
         before, self._since_s = self._since_s, {}
         found: dict[str, Departure] = {}
@@ -89,11 +89,11 @@ class AnnouncedDepartures:
     def take_due_evictions(
         self, pods: Iterable[PodMember], departing: Mapping[str, Departure], now_s: float
     ) -> list[PodMember]:
-        """Return those of `pods`, which have no ranks, that nobody else deletes and that must leave now.
+        """Return the pods that must leave now and that nobody else deletes. `pods` have no ranks.
 
-        These are pods that were asked to leave their node, and standbys, in whose place another standby is
-        created. A standby stays on a node whose agent only reports a fault, because the next one might be
-        scheduled on the same node. The next call returns a pod again only after `EVICT_AGAIN_S`.
+        These are pods that were asked to leave their node, and standbys, each of which is replaced by another
+        standby. If a node's agent only reports a fault, a standby stays on the node, because its replacement
+        might be scheduled on the same node. A later call returns a pod again only after `EVICT_AGAIN_S`.
         """
         due = [
             pod

@@ -1,4 +1,4 @@
-"""Find announcements that a node is about to end, in its taints and conditions. Pure.
+"""Find announcements in a node's taints and conditions that the node is about to go away. Pure.
 
 `node_notices.toml` lists the announcements of other programs, with their sources.
 """
@@ -25,10 +25,10 @@ else:
 
 FILE = "node_notices.toml"
 # The node controller sets these taints when a node falls silent, and removes them when it reports again.
-# Members on such a node do not move at once, because the kubelet may only have been restarted.
+# Members on such a node do not move immediately, because the kubelet may merely have been restarted.
 _LIFECYCLE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 PATIENCE_S = 30.0
-# The kubelet's reason why a node is not ready, while it ends the pods before the node shuts down.
+# The kubelet's reason for a node that is not ready while the pods end before a shutdown.
 _SHUTDOWN = "node is shutting down"
 _READY = "Ready"
 
@@ -46,10 +46,10 @@ class KnownNotice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeNotice:
-    """The announcement that a node, or the pods on it, are about to end.
+    """The announcement that a node is about to go away, or that the pods on it are about to end.
 
     `after_s` is the time from the announcement to the eviction of the pod; None if it is unknown. The
-    announcement counts only once it has been there for `patience_s`.
+    announcement takes effect only after it has been present for `patience_s`.
     """
 
     why: str
@@ -108,7 +108,7 @@ def _notice(
 
 
 def _evicted_after_s(taint: Mapping[str, Any], tolerations: Sequence[Toleration]) -> float:
-    """Return how long a pod may stay on a node with this NoExecute taint: 0 if it does not tolerate it."""
+    """Return how long a pod may stay on a node with this NoExecute taint; 0 if it does not tolerate it."""
     match = next((each for each in tolerations if each.tolerates(taint)), None)
     if match is None:
         return 0.0
@@ -128,9 +128,9 @@ def _of_conditions(node: KubernetesObject) -> Iterator[NodeNotice]:
 
 
 def kept_node(raw: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the parts of a Node that `departure_of` reads, so that equal parts show that nothing changed.
+    """Return the parts of a Node that `departure_of` reads. If they are equal, nothing relevant has changed.
 
-    `also` are the keys of labels to keep.
+    `also` contains the keys of the labels to keep.
     """
     metadata = raw["metadata"]
     kept: dict[str, Any] = {"name": metadata["name"]}

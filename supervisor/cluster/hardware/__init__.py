@@ -1,1 +1,1 @@
-"""Faults of a run that the hardware of a node explains, as evidence for the quarantine."""
+"""Faults of a run that a node's hardware explains, as evidence for the quarantine."""

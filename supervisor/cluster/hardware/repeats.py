@@ -1,12 +1,14 @@
 """Decide which incidents of a run are evidence against a node. Pure.
 
-An incident is evidence against a node if its faults have signs of hardware on this node and on no other. A
-sure sign counts at once. Any other counts if it recurs: this node had another one within `WITHIN_S`, at
-another step or on another rank, and more than all other nodes of the run together. So a fault that the data
-of a step causes, or a bug that strikes wherever it happens to, is no evidence.
+An incident is evidence against a node if its faults show signs of a hardware problem on this node and on no
+other. A sure sign counts immediately. Any other sign counts only if it recurs: this node had another one
+within `WITHIN_S`, at another step or on another rank, and more of them than all other nodes of the run
+together. A fault that the data of a step causes, or a bug that occurs on arbitrary nodes, is therefore not
+evidence.
 
-To the quarantine, all faults that one or several runs report about a node are one witness. It backs what the
-node's agent finds, and never takes a node out by itself (`supervisor.quarantine.evidence`).
+The quarantine treats all faults that runs report about a node as one witness, even if several runs report
+them. This witness supports the findings of the node's agent, and never takes a node out of service by itself
+(`supervisor.quarantine.evidence`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class HardwareIncident:
     step: int = -1
 
     def fault(self, run: str) -> RunFault:
-        """Return it as evidence. It is the same whichever supervisor reports it, so it counts once."""
+        """Return the incident as evidence. Every supervisor reports equal evidence, so it is counted once."""
         rank = f" of rank {self.rank}" if self.rank >= 0 else ""
         return RunFault(self.at_s, why=f"{run} {self.incident}: {self.what}{rank}"[:MAX_TEXT])
 
@@ -50,9 +52,9 @@ def of_incident(
     node_of: Callable[[str], str],
     node_at: Callable[[str], str],
 ) -> HardwareIncident | None:
-    """Return what an incident says about hardware, once its cause is known.
+    """Return what an incident says about hardware; None until its cause is known.
 
-    Return None if it says nothing, or accuses several nodes.
+    Also returns None if the incident says nothing about hardware, or accuses several nodes.
 
     Args:
         node_of: Returns the node of a member; "" if it is unknown.
@@ -85,13 +87,13 @@ def _accused(faults: Iterable[Fault], node_at: Callable[[str], str]) -> str:
 
 
 def _is_everywhere(faults: Iterable[Fault], cause: Fault, world_size: int) -> bool:
-    """True if all ranks had the same fault, which the script explains better."""
+    """True if all ranks had the same fault, because the script is then the more likely cause."""
     same = {each.rank for each in faults if each.signature == cause.signature}
     return 1 < world_size <= len(same)
 
 
 def counted(seen: Iterable[HardwareIncident]) -> tuple[HardwareIncident, ...]:
-    """Return those that are evidence against their node. The result only grows as more are seen."""
+    """Return the incidents that are evidence against their node. The result only grows as more are seen."""
     known = sorted(seen, key=lambda each: (each.at_s, each.incident))
     return tuple(each for each in known if each.is_sure or _recurs(each, known))
 
@@ -104,10 +106,10 @@ def _recurs(one: HardwareIncident, known: Iterable[HardwareIncident]) -> bool:
 
 
 class HardwareHistory:
-    """The hardware incidents of one run, also those that earlier supervisors saw."""
+    """The hardware incidents of one run, including those that earlier supervisors saw."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`records` are incidents as `with_hardware` has completed them."""
+        """`records` are incidents that `with_hardware` has completed."""
         self._seen: dict[str, HardwareIncident] = {}
         for each in records:
             found = _read(each.get("hardware"))
@@ -115,7 +117,7 @@ class HardwareHistory:
                 self._seen[found.incident] = found
 
     def note(self, found: HardwareIncident) -> bool:
-        """Note an incident, or what is known of it now. Return True if this is news."""
+        """Add or update an incident. Return True if this changes anything."""
         if self._seen.get(found.incident) == found:
             return False
         self._seen = dict([*self._seen.items(), (found.incident, found)][-MAX_KEPT:])
@@ -126,13 +128,13 @@ class HardwareHistory:
         return counted(self._seen.values())
 
     def with_hardware(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the record of an incident with what it says about hardware, if it says anything."""
+        """Return an incident's record, with what the incident says about hardware, if anything."""
         found = self._seen.get(str(record.get("id")))
         return record if found is None else {**record, "hardware": asdict(found)}
 
 
 def _read(raw: object) -> HardwareIncident | None:
-    """Return a stored incident; None if it is malformed, because anybody may have changed the resource."""
+    """Return a stored incident; None if it is malformed, because any user may have changed the resource."""
     if not isinstance(raw, Mapping):
         return None
     values = {each.name: raw.get(each.name, each.default) for each in fields(HardwareIncident)}

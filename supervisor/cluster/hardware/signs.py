@@ -1,8 +1,8 @@
-"""Recognize what hardware leaves in the faults of a run. Pure.
+"""Recognize signs of hardware problems in the faults of a run. Pure.
 
-A sign is sure if the driver itself names the hardware. Others also have causes in the script: an illegal
-memory access is usually a wrong index, and a bus error a full /dev/shm. Such a sign counts only if it recurs
-on one node (`repeats`). The texts are those of CUDA, of the NVIDIA driver's log and of NCCL.
+A sign is sure if the driver itself names the hardware. The script can also cause the other signs: an illegal
+memory access usually comes from a wrong index, and a bus error from a full /dev/shm. These signs count only
+if they recur on one node (`repeats`). The patterns match messages of CUDA, the NVIDIA driver and NCCL.
 https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 """
 
@@ -19,7 +19,7 @@ SIGBUS = 7
 
 
 class HardwareSign(NamedTuple):
-    """A sign of faulty hardware. `what` is a phrase for people."""
+    """A sign of faulty hardware. `what` is a phrase for users."""
 
     what: str
     is_sure: bool
@@ -47,8 +47,8 @@ _LIKELY = (
     (re.compile(r"illegal memory access was encountered|cudaErrorIllegalAddress"), "an illegal address"),
     (re.compile(r"CUDA error: (?:unknown error|misaligned address|an illegal instruction)"), "a CUDA error"),
 )
-# These are what the script did, even if one of the texts above follows. An assertion of a kernel leaves the
-# device with errors in every later call.
+# The script causes these errors, even if one of the texts above follows. After a failed assertion in a
+# kernel, every later call on the device returns an error.
 _SCRIPT = re.compile(r"device-side assert|out of memory|no kernel image|invalid device ordinal")
 _SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|No space left on device", re.IGNORECASE)
 # "NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129"
@@ -78,7 +78,7 @@ def sign_of(fault: Fault) -> HardwareSign | None:
 def accused_address(faults: Iterable[Fault]) -> str:
     """Return the address that NCCL names in the faults; "" if it names none, or several.
 
-    NCCL names the peer also if that has crashed, so this means something only if nobody has crashed.
+    NCCL also names a peer that has crashed, so the result is meaningful only if no peer has crashed.
     """
     found = {address for each in faults for address in _PEER.findall(each.message)}
     return found.pop() if len(found) == 1 else ""

@@ -24,7 +24,7 @@ class StandbyAccount:
     _requests: dict[str, Requests] = field(default_factory=dict)  # by uid
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Go on from what an earlier leader has shown, unless this account knows more."""
+        """Continue from the totals that an earlier leader published, unless the current ones are higher."""
         self.gpu_s = max(self.gpu_s, _hours(stored.get("gpuHours")) * HOUR_S)
         self.core_s = max(self.core_s, _hours(stored.get("coreHours")) * HOUR_S)
 
@@ -32,7 +32,7 @@ class StandbyAccount:
         return uid in self._requests
 
     def learn(self, uid: str, requests: Requests) -> None:
-        """Note what a standby requests."""
+        """Record what a standby requests."""
         self._requests[uid] = requests
 
     def note(self, standbys: Collection[PodMember], now_s: float) -> None:
@@ -54,7 +54,7 @@ class StandbyAccount:
     def shown(
         self, standbys: Iterable[PodMember], placement: Collection[str], wanted: int, problem: str
     ) -> dict[str, Any]:
-        """Return the status field `standbys`, without what is ready; {} if there is nothing to show."""
+        """Return the status field `standbys`, without the ready ones; {} if there is nothing to show."""
         there = sorted((each for each in standbys if not each.has_ended), key=lambda each: each.name)
         if not (wanted or there or self.core_s or self.gpu_s):
             return {}

@@ -1,8 +1,8 @@
 """Keep standbys out of the way of other pods of the cluster, for all jobs of one leader.
 
-A standby has its job's priority, because a pod cannot change its priority when it takes over ranks. So that
-it yields nevertheless, it is created only on nodes that have room for it (`nodes_for`), and is deleted while
-it is idle when a pod without a node would fit in its place (`run`). docs/adr/0019 explains why.
+A standby has its job's priority, because a pod cannot change its priority when it takes over ranks. To make
+it yield nevertheless, it is created only on nodes that have room for it (`nodes_for`). While it is idle, it
+is deleted if a pod without a node would fit in its place (`run`). docs/adr/0019 explains why.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two looks at the pods that wait
-# How long what was read of a node may be used to reject it. It is read again before a standby on it goes.
+LOOK_S = 0.5  # between two checks of the waiting pods
+# How long the cached data of a node may be used to reject the node. The node is read again before a standby
+# on it is deleted.
 FRESH_S = 5.0
-READS = 16  # nodes that are read at a time, so that a large cluster is looked at over several rounds
+READS = 16  # nodes that are read in one round, so a large cluster takes several rounds
 MAX_WAITING = 20  # waiting pods that are considered at a time
-AGAIN_S = 5.0  # after which a pod for which no standby can go is considered again
-# After which a second standby may go for the same pod. The first was in vain, so there is something about the
-# pod that `node_fit` does not consider.
+AGAIN_S = 5.0  # if no standby can yield to a pod, the pod is considered again after this time
+# The time before a second standby may yield to the same pod. Deleting the first one did not help, so the pod
+# has a requirement that `node_fit` does not consider.
 IN_VAIN_S = 600.0
-# A list of all pods is used for this time at least, and for so many times the time that reading it took, so
-# that jobs that lack standbys on a full cluster cost little.
+# A list of all pods is reused for at least this time, and for at least this many times the time that it took
+# to read. Jobs that lack standbys on a full cluster therefore cost little.
 SURVEY_S = 5.0
 SURVEY_SHARE = 50.0
 CANDIDATES = 4  # nodes that a standby may be scheduled on
 PROMISED_S = 10.0  # how long a created standby may be missing from the mirror
-# How long the room of a standby that yields is kept for the pod: the time for the standby to end, and for the
+# How long the room of a yielding standby is reserved for the pod: enough for the standby to end and for the
 # scheduler to try again.
 RESERVED_S = 45.0
 _SCHEDULED = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -48,7 +49,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class IdleStandby:
-    """A standby without ranks of a job that trains well, and the means to delete it.
+    """A standby without ranks, in a job that trains well, and a function to delete it.
 
     `give_way` is called with the waiting pod and the resource; it returns True if the standby is deleted.
     """
@@ -68,7 +69,7 @@ class NoRoom:
 
 @dataclass(slots=True)
 class _Survey:
-    """All nodes with their pods, as they were at one time. Only a hint, because it may be old."""
+    """All nodes with their pods, as they were at one time. This is only a hint, because it may be old."""
 
     rooms: tuple[NodeRoom, ...] = ()
     until_s: float = float("-inf")
@@ -85,8 +86,8 @@ class ClusterRoom:
     _survey: _Survey = field(default_factory=_Survey)
     _surveying: asyncio.Lock = field(default_factory=asyncio.Lock)
     _rooms: dict[str, tuple[float, NodeRoom]] = field(default_factory=dict)  # when each was read
-    _seen_s: dict[str, float] = field(default_factory=dict)  # by uid: since when a pod waits
-    _lacks_s: dict[str, float] = field(default_factory=dict)  # by uid: since when it lacks room
+    _seen_s: dict[str, float] = field(default_factory=dict)  # by uid: when a pod began to wait
+    _lacks_s: dict[str, float] = field(default_factory=dict)  # by uid: when it began to lack room
     _again_s: dict[str, float] = field(default_factory=dict)  # by uid: when it is considered again
     _promised: list[tuple[float, PodNeeds]] = field(default_factory=list)  # until when each counts
     _going_s: dict[str, float] = field(default_factory=dict)  # by uid of a standby that yields: until when
@@ -115,8 +116,8 @@ class ClusterRoom:
         lacking = [each for each in waiting if each.lacks_room]
         uids = {each.needs.uid for each in lacking}
         self._lacks_s = {uid: self._lacks_s.get(uid, now_s) for uid in uids}
-        # Also of pods that lack something else for a moment, because each attempt of the scheduler may find
-        # another obstacle first.
+        # Keep this for pods that briefly lack something else too, because each attempt of the scheduler may
+        # meet another obstacle first.
         there = {each.needs.uid for each in waiting}
         self._again_s = {uid: at_s for uid, at_s in self._again_s.items() if uid in there}
         due = waiting_pods.by_importance(
@@ -129,7 +130,7 @@ class ClusterRoom:
             return
         idle = {each.uid: each for each in self.idle() if each.uid not in self._going_s}
         self._going_s = {uid: until_s for uid, until_s in self._going_s.items() if until_s > now_s}
-        due_uids = {each.needs.uid for each in due}  # not in their own way, where they were expected before
+        due_uids = {each.needs.uid for each in due}  # pods that were expected must not block themselves
         self._coming = [
             (until_s, node, pod)
             for until_s, node, pod in self._coming
@@ -142,14 +143,14 @@ class ClusterRoom:
         for node in random.sample(unread, min(READS, len(unread))):
             await self._read(node, now_s)
         self._rooms = {name: each for name, each in self._rooms.items() if name in nodes}
-        # The same for all pods of this look, apart from what is noted for one of them meanwhile.
+        # This is shared by all due pods. `_yield_to` updates it when it finds room for one of them.
         found = {name: read_standbys(self._expected(room), idle) for name, (_, room) in self._rooms.items()}
         for pod in due:
             await asyncio.sleep(0)  # the jobs come first: they share this event loop
             self._again_s[pod.needs.uid] = now_s + (AGAIN_S if len(unread) <= READS else LOOK_S)
             if await self._yield_to(pod.needs, found, idle, now_s):
                 self._again_s[pod.needs.uid] = now_s + IN_VAIN_S
-                return  # the room that is free then may be enough for other pods as well
+                return  # the freed room may be enough for other pods as well
 
     async def _yield_to(
         self,
@@ -160,7 +161,7 @@ class ClusterRoom:
     ) -> bool:
         """Delete standbys for a pod. Return True if one is deleted.
 
-        `nodes` are the nodes as they are expected to be. Those of which this learns more are replaced.
+        `nodes` contains the nodes in their expected state. A node is replaced if this learns more about it.
         """
         fitting = next((each.room.name for each in nodes.values() if fits(pod, each.room)), "")
         if fitting:  # the scheduler has not tried again yet
@@ -187,7 +188,7 @@ class ClusterRoom:
         return bool(gone)
 
     def _expected(self, room: NodeRoom) -> NodeRoom:
-        """Return a node as it will be once the standbys that yield are gone, and the pods are there."""
+        """Return a node as it will be after the yielding standbys are gone and the pods have arrived."""
         coming = [pod for _, node, pod in self._coming if node == room.name]
         return room.without(self._going_s.keys()).beside(coming)
 
@@ -206,13 +207,14 @@ class ClusterRoom:
     async def nodes_for(
         self, standby: PodNeeds, avoid: Collection[str], now_s: float
     ) -> tuple[str, ...] | NoRoom:
-        """Return nodes, none of `avoid`, that have room for a standby which no other pod waits for.
+        """Return nodes outside `avoid` with room for a standby that no other pod is waiting for.
 
-        On nodes without pods of a lower priority, the scheduler has nothing to preempt if the room is taken
-        meanwhile. Others are returned only if there are no such nodes. Raises what the API server raises.
+        Nodes without pods of a lower priority are preferred, because the scheduler has nothing to preempt on
+        them if the room is taken in the meantime. Other nodes are returned only if there are none of these.
+        Raises the exceptions of `ApiServer`.
         """
         if not self._mirror.synced.is_set():
-            return NoRoom("which pods wait for a node is not known yet")
+            return NoRoom("it is not known yet which pods are waiting for a node")
         claims = self._claims(now_s)
         rooms = [each for each in await self._surveyed(now_s) if each.name not in avoid]
         fitting = [each for each in rooms if fits(standby, each)]
@@ -231,7 +233,7 @@ class ClusterRoom:
         return NoRoom(_why_no_room(claims, fitting))
 
     def promise(self, standby: PodNeeds, now_s: float) -> None:
-        """Reserve room for a standby that was created, until the mirror has it."""
+        """Reserve room for a standby that was created, until it appears in the mirror."""
         self._promised.append((now_s + PROMISED_S, standby))
 
     def _claims(self, now_s: float) -> list[PodNeeds]:
@@ -251,7 +253,7 @@ class ClusterRoom:
         return held + [each for _, each in self._promised]
 
     async def _surveyed(self, now_s: float) -> tuple[NodeRoom, ...]:
-        """Return all nodes with their pods, perhaps as they were some time ago."""
+        """Return all nodes with their pods. This information may be somewhat old."""
         async with self._surveying:
             if now_s < self._survey.until_s:
                 return self._survey.rooms
@@ -274,7 +276,7 @@ class ClusterRoom:
             return rooms
 
     async def _read(self, node: str, now_s: float) -> NodeRoom | None:
-        """Read one node and its pods, among them those for which the scheduler makes room there."""
+        """Read one node and its pods, including pods for which the scheduler is making room there."""
         try:
             found = await self.server.get(NODES, node)
         except NotFound:
@@ -290,7 +292,7 @@ class ClusterRoom:
 
 
 def _node_only(node: KubernetesObject) -> KubernetesObject:
-    """Drop what takes the most memory of a Node: the list of its images."""
+    """Drop the part of a Node that takes the most memory: the list of its images."""
     status = {"allocatable": (node.get("status") or {}).get("allocatable")}
     return {"metadata": node["metadata"], "spec": node.get("spec") or {}, "status": status}
 
@@ -314,7 +316,7 @@ def _is_avoided(standby: PodNeeds, room: NodeRoom) -> bool:
 
 
 def _claimed(room: NodeRoom, claims: Iterable[PodNeeds]) -> NodeRoom:
-    """Return a node as it would be if the pods that wait were scheduled there, as far as they fit."""
+    """Return a node as it would be if all waiting pods that fit were scheduled there."""
     for each in claims:
         if fits(each, room):
             room = room.beside([each])
@@ -325,5 +327,6 @@ def _why_no_room(claims: Iterable[PodNeeds], fitting: Iterable[NodeRoom]) -> str
     for room in fitting:
         for each in claims:
             if fits(each, room):
-                return f"the room on node {room.name} is left to pod {each.place}, which waits for a node"
+                waits = f"pod {each.place}, which is waiting for a node"
+                return f"the room on node {room.name} is reserved for {waits}"
     return "no node without a member of the job has room for it"

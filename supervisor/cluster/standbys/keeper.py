@@ -1,10 +1,10 @@
-"""Create and delete the standby pods of one job, as `plan` says.
+"""Create and delete the standby pods of one job, as `plan` decides.
 
-Each round observes the pods anew, so a request whose response was lost is never repeated blindly: a standby
-that exists already has the name that the next round would use, and a deletion names the pod's uid. A pod of
-that name counts as this job's only if its owner is this job's Supervision. Nothing is created or deleted
-without a confirmed term, because another supervisor may lead. From before its deletion is requested, a
-standby gets no ranks, because the watch shows the deletion only some time later.
+Each round observes the pods again, so a request whose response was lost is never repeated blindly: if the
+standby exists, it has the name that the next round would use, and a deletion specifies the pod's uid. A pod
+with that name belongs to this job only if its owner is this job's Supervision. Nothing is created or deleted
+without a confirmed term, because another supervisor may lead. Just before its deletion is requested, a
+standby is excluded from getting ranks, because the watch shows the deletion only later.
 
 A standby is created only for nodes that have room for it, and deleted if it is not scheduled there soon.
 While it is idle, it yields to pods that cannot be scheduled: see `cluster_room`.
@@ -38,12 +38,12 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # between two rounds
-SEEN_S = 10.0  # a pod that was created or deleted is visible to the next round after this time at the latest
+SEEN_S = 10.0  # the longest time until the next round sees a created or deleted pod
 RETRY_S = (5.0, 10.0, 30.0, 60.0)  # after the first, second, third and later failures in a row
 ROOM_S = 30.0  # replaces longer times of `RETRY_S` while no node has room
-# After a standby has yielded. Until then, the pod that it yielded to is scheduled.
+# The pause after a standby has yielded, during which the pod that it yielded to is scheduled.
 YIELDED_S = 30.0
-AVOID_S = 300.0  # how long nodes are avoided on which a standby was not scheduled
+AVOID_S = 300.0  # how long to avoid nodes on which a standby was not scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class StandbyKeeper:
         """`needs` returns None while the job has no run.
 
         `term_left_s` returns for how long this process certainly leads. `report` records an event: its
-        reason, its message, and whether it is bad. `withdraw` is called with a uid and True before the
-        deletion of a pod is requested, which gets no ranks from then on, and with False if it stays.
+        reason, its message, and whether it is bad. `withdraw` is called with a pod's uid and True before the
+        pod's deletion is requested. The pod gets no ranks from then on. `withdraw` is called with False if
+        the pod stays.
         """
         self._server, self._namespace = server, namespace
         self._needs, self._term_left_s, self._report = needs, term_left_s, report
         self._over_since_s: float | None = None
-        self._touched: dict[object, float] = {}  # numbers and uids of recent requests, until when they count
+        self._touched: dict[object, float] = {}  # until when recent requests count, by number or uid
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
         self._problem = ""  # as last reported
@@ -100,7 +101,7 @@ class StandbyKeeper:
                 await self._round(needs, time.monotonic())
 
     def restore(self, shown: Mapping[str, Any]) -> None:
-        """Go on with the account of an earlier leader, from the status that it has written."""
+        """Continue the account of an earlier leader from the status that it wrote."""
         self._account.restore(shown)
 
     def shown(self) -> dict[str, Any]:
@@ -114,7 +115,8 @@ class StandbyKeeper:
     def idle(self) -> list[IdleStandby]:
         """Return the standbys that may yield to another pod now.
 
-        These are none while the group recovers, or soon needs a standby for a member that is about to end.
+        There are none while the group recovers, or if it soon needs a standby for a member that is about to
+        end.
         """
         needs = self._needs()
         if needs is None or not _is_calm(needs.memory):
@@ -131,7 +133,7 @@ class StandbyKeeper:
         ]
 
     async def _give_way(self, uid: str, to: PodNeeds, resource: str) -> bool:
-        """Delete an idle standby, so that the pod `to` finds room. Return True if it is deleted."""
+        """Delete an idle standby to make room for the pod `to`. Return True if it is deleted."""
         needs, now_s = self._needs(), time.monotonic()
         is_idle = uid in {each.uid for each in self.idle()}
         if needs is None or not is_idle or self._term_left_s() <= 0:
@@ -146,7 +148,7 @@ class StandbyKeeper:
         return True
 
     async def _delete(self, pod: PodMember, now_s: float) -> bool:
-        """Delete a pod without ranks, which gets none from now on. Return False if it is gone already."""
+        """Delete a pod without ranks, and give it none from now on. Return False if it is already gone."""
         uid = pod.uid
         self._touched[uid] = now_s + SEEN_S
         self._withdraw(uid, True)
@@ -224,7 +226,7 @@ class StandbyKeeper:
 
     async def _carry_out(self, found: StandbyPlan, needs: StandbyNeeds, now_s: float) -> None:
         for pod, why in found.delete:
-            said = self._room.why_unscheduled(self._namespace, pod.name)  # unknown once the pod is gone
+            said = self._room.why_unscheduled(self._namespace, pod.name)  # unknown after the pod is gone
             if self._has_new_ranks(pod, needs) or not await self._delete(pod, now_s):
                 continue
             log.info("standby deleted", extra={"pod": pod.name, "why": why})
@@ -237,7 +239,7 @@ class StandbyKeeper:
                 return
 
     def _has_new_ranks(self, pod: PodMember, before: StandbyNeeds) -> bool:
-        """Return True if a pod has got ranks since `before`, from which its deletion was planned."""
+        """Return True if a pod has received ranks since `before`, on which the plan to delete it is based."""
         now = self._needs()
         return now is not None and pod.member in {*now.memory.placement} - {*before.memory.placement}
 
@@ -273,7 +275,7 @@ class StandbyKeeper:
         wants = read_pod_needs(_with_priority(copied, model))
         nodes = await self._room.nodes_for(wants, taken | self._avoided.keys(), now_s)
         if isinstance(nodes, NoRoom):
-            # Room that lasts for a moment only is no problem worth an event.
+            # A brief lack of room is not worth an event.
             self._failed(nodes.why, now_s, most_s=ROOM_S, is_news=self._failures > 0)
             return False
         body = pod_copy.on_nodes(copied, nodes)
@@ -287,7 +289,7 @@ class StandbyKeeper:
         self._limits[name] = nodes
         self._failures, self._problem = 0, ""
         gangs = pod_copy.gangs_left(model, body)
-        outside = f"; it is outside of the job's gang ({', '.join(gangs)})" if gangs else ""
+        outside = f"; it is outside the job's gang ({', '.join(gangs)})" if gangs else ""
         why = f"pod {name} is created as a standby, a copy of pod {model['metadata']['name']}{outside}"
         self._report("StandbyCreated", why, False)
         return True
@@ -300,7 +302,8 @@ class StandbyKeeper:
             return False
         if supervision_of(found) == needs.supervision_uid:
             return True
-        # A standby of an earlier Supervision of this name is soon gone, so only what lasts is worth an event.
+        # A standby of an earlier Supervision with this name is soon gone, so only a lasting problem is worth
+        # an event.
         why = f"pod {name}, which does not belong to this job's Supervision, has the standby's name"
         self._failed(why, now_s, is_news=self._failures > 0)
         return False
@@ -326,7 +329,7 @@ def _is_calm(memory: JobState) -> bool:
 
 
 def _with_priority(copied: Mapping[str, Any], model: KubernetesObject) -> KubernetesObject:
-    """Return the standby with the priority that the API server gives it, which is that of its model."""
+    """Return the standby with the priority that the API server gives it: the priority of its model."""
     given = {key: model["spec"][key] for key in ("priority", "preemptionPolicy") if key in model["spec"]}
     return {**copied, "spec": {**copied["spec"], **given}}
 

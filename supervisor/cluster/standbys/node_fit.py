@@ -1,8 +1,8 @@
 """Find out whether a pod fits on a node, as the scheduler's filters do. Pure.
 
-Considered are the resources, the number of pods and the ports of the node; its taints; the node selector and
-the required node affinity of the pod; and required anti-affinity within a node. Not considered are volumes,
-ResourceClaims, topology spread and affinity to other pods: the callers bound what a wrong "fits" costs.
+This considers the resources, the number of pods, the ports and the taints of the node; the node selector and
+the required node affinity of the pod; and required anti-affinity within a node. It does not consider volumes,
+ResourceClaims, topology spread and affinity to other pods. The callers limit the cost of a wrong "fits".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HostPort = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PodNeeds:
-    """What a pod needs of its node, and what it has there."""
+    """What a pod needs from its node, and what it uses there."""
 
     namespace: str
     name: str
@@ -49,7 +49,7 @@ class PodNeeds:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """A node, and the pods that take its room. Pods that are being deleted do until they are gone."""
+    """A node, and the pods that take up its room, including pods that are being deleted."""
 
     name: str
     labels: Mapping[str, str]
@@ -68,7 +68,7 @@ class NodeRoom:
         return self._with(tuple(each for each in self.pods if each.uid not in uids), left)
 
     def beside(self, others: Iterable[PodNeeds]) -> NodeRoom:
-        """Return the node as it would be with more pods; those that it has already count once."""
+        """Return the node as it would be with more pods. Pods that it already has are counted only once."""
         more = tuple(others)
         if more:
             known = {each.uid for each in self.pods}
@@ -123,7 +123,7 @@ def fits(pod: PodNeeds, room: NodeRoom) -> bool:
 
 
 def lacking(pod: PodNeeds, room: NodeRoom) -> tuple[str, ...]:
-    """Return the resources of which the node has too little left for the pod."""
+    """Return the resources that the node does not have enough of for the pod."""
     return tuple(
         name
         for name, amount in pod.requests.items()
@@ -132,7 +132,7 @@ def lacking(pod: PodNeeds, room: NodeRoom) -> tuple[str, ...]:
 
 
 def is_kept_away(pod: PodNeeds, room: NodeRoom) -> bool:
-    """Return True if the pod may not run on the node for another reason than a lack of resources."""
+    """Return True if the pod may not run on the node for a reason other than a lack of resources."""
     return (
         not _is_selected(pod, room)
         or any(not _tolerates(pod, each) for each in room.taints if each.get("effect") in _KEEPS_AWAY)
@@ -152,7 +152,7 @@ def _is_selected(pod: PodNeeds, room: NodeRoom) -> bool:
 
 
 def _matches_term(term: Mapping[str, Any], room: NodeRoom) -> bool:
-    """Return True if the node meets all requirements of a term. A term without any matches no node."""
+    """Return True if the node meets all requirements of a term, which must have at least one."""
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     return bool(labels or fields) and (
         all(_meets(each, room.labels) for each in labels)
@@ -190,7 +190,8 @@ def _are_apart(pod: PodNeeds, other: PodNeeds) -> bool:
 def _selects(term: Mapping[str, Any], own: str, other: PodNeeds) -> bool:
     """Return True if a term of a pod in the namespace `own` selects `other`.
 
-    The labels of namespaces are unknown here, so only a selector of all namespaces is considered.
+    The labels of namespaces are unknown here, so a namespace selector is considered only if it selects all
+    namespaces.
     """
     selector, namespaces = term.get("labelSelector"), term.get("namespaces") or ()
     if selector is None:

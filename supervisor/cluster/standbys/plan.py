@@ -9,11 +9,12 @@ from types import MappingProxyType
 from supervisor.cluster.pods import PodMember
 from supervisor.cluster.standbys.pod_copy import standby_number
 
-# How long a job's standbys may take to end after the job has ended, as ordered, before they are deleted. It
-# is longer than the default of `grace_s`.
+# How long a job's standbys have to end after the job has ended. After that, they are deleted. This is longer
+# than the default of `grace_s`.
 END_S = 60.0
-# How long a standby may be without a node. It was created for nodes that had room, so the room is gone, or
-# the scheduler sees an obstacle that Holdfast does not. While it waits, it is in the way of other pods.
+# How long a standby may be without a node. It was created for nodes that had room. If it is still not
+# scheduled, the room is gone, or the scheduler sees an obstacle that Holdfast does not. While it waits, it is
+# in the way of other pods.
 PLACE_S = 10.0
 # How long the owner's new pod may be without a node while a group waits for a member and a standby does not
 # start. The standby may be what keeps that pod away, and may itself wait for it: the init container of
@@ -43,17 +44,19 @@ def plan(
 ) -> StandbyPlan:
     """Return what to do about a job's standbys.
 
-    A standby that has taken over ranks is still one of the `standbys`: once the owner has replaced the lost
-    pod, that pod is the next standby. Pods of the owner beyond the size of the job are standbys as well.
+    A standby that has taken over ranks is still counted in `standbys`, because the owner replaces the lost
+    pod, and the replacement becomes the next standby. The owner's pods beyond the size of the job are also
+    standbys.
 
     Args:
         pods: All pods of the job.
         placement: The members that have ranks.
         members: The number of members that the job trains with.
         standbys: The number of standbys that the user requests.
-        may_create: True while the job trains, so that a standby has a use, and a pod to be copied from.
+        may_create: True while the job trains, because only then is a standby useful, and only then is there a
+            pod to copy.
         over_s: How long ago the job ended; None while it has not ended.
-        unplaced_s: By uid, for how long each pod without a node has had none.
+        unplaced_s: By uid, how long each pod without a node has been without one.
     """
     ours = sorted((each for each in pods if each.is_standby), key=lambda each: standby_number(each.name))
     left = [each for each in ours if not each.is_leaving]
@@ -79,7 +82,7 @@ def plan(
     going = {each.uid for each, _ in delete}
     idle = [each for each in idle if each.uid not in going]
     surplus = max(0, len(active) + len(idle) - wanted)
-    # Delete those first that are least useful: not running yet, then the newest.
+    # Delete the least useful ones first: those that are not running yet, then the newest.
     idle.sort(key=lambda each: (each.is_running, -standby_number(each.name)))
     delete += [(each, "the job has enough pods without it") for each in idle[:surplus]]
     lacking = wanted - len(active) - len(idle)
@@ -98,8 +101,8 @@ def _pod_without_node(pods: Iterable[PodMember], unplaced_s: Mapping[str, float]
 def _is_over(standby: PodMember, has_ranks: bool, over_s: float) -> bool:
     """Return True if a standby of a job that has ended is no longer needed.
 
-    One that trained at the end is kept, like the owner's pods, because its log may be all that is left of the
-    run. It is deleted together with the Supervision.
+    A standby that trained at the end is kept, like the owner's pods, because its log may be all that is left
+    of the run. It is deleted together with the Supervision.
     """
     if standby.has_ended:
         return not has_ranks

@@ -1,9 +1,9 @@
 """Make a standby pod from a pod of the job. Pure.
 
 A standby is a copy of a pod that the owner created and the webhook injected. It therefore has the same image,
-command, volumes, resources, tolerations, spread and priority. It differs in its identity, in what only its
-owner's controller may set, in the nodes that it may use, and in that it belongs to no gang: it must neither
-complete the gang in a member's place nor wait for it.
+command, volumes, resources, tolerations, spread and priority. It has its own identity, lacks what only the
+owner's controller may set, and may use only certain nodes. It does not belong to the job's gang, because it
+must neither complete the gang in place of a member nor wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from supervisor.cluster.supervision.contents import KIND, SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject
 
 # Labels by which a workload's controller, its Services and its disruption budgets find its pods. A standby
-# that had them would answer under the name of the pod that it was copied from. Labels of the user remain.
+# that had them would be reachable under the name of the pod that it was copied from. The user's labels
+# remain.
 _OWNERS_LABELS = (
     "batch.kubernetes.io/",
     "job-name",
@@ -38,29 +39,29 @@ _OWNERS_LABELS = (
     "elasticjob.dlrover/",
     "volcano.sh/task-",
     "ray.io/",
-    # Gangs, so that the scheduler neither counts a standby as one of the pods that must start together, nor
-    # has it wait for the others:
+    # Gangs. Without these labels, the scheduler neither counts a standby among the pods that must start
+    # together, nor makes it wait for the others:
     # https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/ (the second is its former name)
     "scheduling.x-k8s.io/pod-group",
     "pod-group.scheduling.sigs.k8s.io",
     "volcano.sh/job-",
 )
-# What is written into annotations about one pod: its index, its addresses.
+# Annotations about one pod, such as its index and its addresses.
 _OWNERS_ANNOTATIONS = (
     "batch.kubernetes.io/",
     "cni.projectcalico.org/",
     "k8s.v1.cni.cncf.io/network-status",
     "k8s.ovn.org/",
     "kubectl.kubernetes.io/",
-    # Gangs. Volcano makes a group of one for a pod without this annotation, in the queue of the pod:
+    # Gangs. For a pod without this annotation, Volcano makes a group of one pod in the pod's queue:
     # https://github.com/volcano-sh/volcano/blob/master/docs/design/multi-pod-management-and-scheduling.md
     "scheduling.k8s.io/group-name",
     "scheduling.volcano.sh/group-min-",
     "yunikorn.apache.org/task-group",  # https://yunikorn.apache.org/docs/user_guide/gang_scheduling
     "pod-group-name",  # NVIDIA's KAI scheduler
 )
-# Kueue admits the pods of a job as one Workload, within the quota of a queue. A further pod is outside of the
-# Workload, and Kueue deletes pods in excess of a pod group:
+# Kueue admits the pods of a job as one Workload, within the quota of a queue. An additional pod is outside
+# the Workload, and Kueue deletes pods in excess of a pod group:
 # https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
 _KUEUE = "kueue.x-k8s.io/"
 # Fields of a pod's spec that the API server or a controller sets for one pod.
@@ -75,7 +76,7 @@ _OF_ONE_POD = (
     "schedulingGroup",  # the gang in Kubernetes 1.36 and later, and in 1.35: KEP-4671
     "workloadRef",
 )
-_TOKEN_VOLUME = "kube-api-access-"  # the API server adds such a volume to each pod
+_TOKEN_VOLUME = "kube-api-access-"  # the API server adds a volume with this prefix to each pod
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _GANGS = (
     "scheduling.x-k8s.io/",
@@ -157,7 +158,7 @@ def standby_pod(
 
 
 def _only_for_one_pod(spec: Mapping[str, Any], name: str) -> str:
-    """Return which part of a pod no second pod can have; "" if there is none."""
+    """Return why a pod cannot be copied, because a part of it is only for one pod; "" if it can."""
     for volume in spec.get("volumes") or ():
         claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
         if claim == name or claim.endswith(f"-{name}"):  # from a StatefulSet's volumeClaimTemplates
@@ -165,8 +166,8 @@ def _only_for_one_pod(spec: Mapping[str, Any], name: str) -> str:
     for claim in spec.get("resourceClaims") or ():
         if claim.get("resourceClaimName"):
             return (
-                f"the pod uses the ResourceClaim {claim['resourceClaimName']}, which no second pod may share:"
-                " use a resourceClaimTemplateName"
+                f"the pod uses the ResourceClaim {claim['resourceClaimName']}, which a second pod cannot"
+                " share: use a resourceClaimTemplateName"
             )
     return ""
 
@@ -178,13 +179,13 @@ def _of_kueue(metadata: Mapping[str, Any]) -> str:
     if not name:
         return ""
     return (
-        f"Kueue admits the job's pods as one Workload ({name}), and a further pod would be outside of it and"
-        " of the quota"
+        f"Kueue admits the job's pods as one Workload ({name}), and an additional pod would be outside the"
+        " Workload and its quota"
     )
 
 
 def gangs_left(model: KubernetesObject, body: Mapping[str, Any]) -> list[str]:
-    """Return the labels, annotations and fields by which `model` belongs to a gang, and its copy does not."""
+    """Return the labels, annotations and fields that put `model`, but not its copy, into a gang."""
     found = []
     for part in ("labels", "annotations"):
         before, after = model["metadata"].get(part) or {}, body["metadata"][part]

@@ -1,4 +1,4 @@
-"""Compute what a pod requests of a node, as the scheduler counts it. Pure.
+"""Compute what a pod requests from a node, as the scheduler counts it. Pure.
 
 This follows PodRequests of Kubernetes: https://github.com/kubernetes/component-helpers/blob/master/resource/helpers.go
 """
@@ -20,10 +20,11 @@ Requests = Mapping[str, int]
 
 
 def requests_of(pod: Mapping[str, Any]) -> dict[str, int]:
-    """Return the requests of a valid pod, one of `PODS` included.
+    """Return the requests of a valid pod, including one of `PODS`.
 
-    Init containers run one after another, so the largest counts, together with the sidecars that were started
-    before it. A container counts with what it has, if that is more than it requests, as during a resize.
+    Init containers run one after another, so only the largest is counted, together with the sidecars that
+    were started before it. If a container has more than it requests, as during a resize, the larger amount is
+    counted.
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     given = {each.get("name"): each for each in status.get("containerStatuses") or ()}
@@ -75,5 +76,5 @@ def _largest(one: Requests, other: Requests) -> dict[str, int]:
 def _amount(is_cpu: bool, text: str) -> int:
     try:
         return math.ceil(quantity(text) * (1000 if is_cpu else 1))
-    except ValueError:  # the API server accepts no such quantity; nobody's pod may stop the supervisor
+    except ValueError:  # the API server accepts no such quantity, but no pod may stop the supervisor
         return 0

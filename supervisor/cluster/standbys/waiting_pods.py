@@ -1,6 +1,6 @@
-"""Know which pods of the cluster have no node yet, and for want of what. Pure.
+"""Read which pods of the cluster have no node yet, and what they lack. Pure.
 
-A mirror of these pods alone costs little, because a pod is in it only until it is scheduled.
+A mirror of only these pods costs little, because a pod is in it only until it is scheduled.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SELECTOR = "spec.nodeName=,status.phase=Pending"  # the field selector of these 
 # How long a pod must wait before a standby yields. The scheduler takes a moment to preempt other pods, or to
 # try again after a change.
 PATIENCE_S = 1.0
-# How long a pod that waits keeps standbys off the nodes on which it fits. If it is not scheduled there by
-# then, something keeps it away that `node_fit` does not consider.
+# How long a waiting pod keeps standbys off the nodes on which it fits. If it is not scheduled there by then,
+# something that `node_fit` does not consider keeps it away.
 HOLD_S = 60.0
-# What the scheduler says about a lack of resources, and about the limit to the number of a node's pods:
+# The scheduler's messages about a lack of resources, and about the limit on the number of a node's pods:
 # https://github.com/kubernetes/kubernetes/blob/master/pkg/scheduler/framework/plugins/noderesources/fit.go
 _LACKS = ("Insufficient ", "Too many pods")
 _WAITING = "waiting"  # the field of a mirrored object
@@ -38,7 +38,7 @@ class WaitingPod:
 
     @property
     def lacks_room(self) -> bool:
-        """True if the scheduler found no node for want of a resource, and makes no room itself."""
+        """True if the scheduler found no node because of a lack of resources, and makes no room itself."""
         is_for_room = any(each in self.why for each in _LACKS)
         return is_for_room and not (self.nominated or self.is_standby or self.is_gated)
 
@@ -55,7 +55,7 @@ def found_in(mirrored: Iterable[KubernetesObject]) -> list[WaitingPod]:
 
 
 def by_importance(pods: Iterable[WaitingPod]) -> list[WaitingPod]:
-    """Return the pods in the order in which the scheduler considers them, as far as it depends on them."""
+    """Return the pods in the scheduler's order, as far as the order depends on the pods."""
     return sorted(pods, key=lambda each: (-each.needs.priority, each.needs.place))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from supervisor.cluster.standbys.node_fit import NodeRoom, PodNeeds, fits, is_kept_away, lacking
 
-PLACEHOLDER = 0  # a pod of a priority below it may hold room for others, as the autoscalers' guides advise
+PLACEHOLDER = 0  # a pod with a lower priority may only hold room for others, as autoscaler guides advise
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Yielding:
 
 @dataclass(frozen=True, slots=True)
 class NodeStandbys:
-    """A node with its idle standbys: what is the same for all pods that wait, and found only once."""
+    """A node with its idle standbys. It is the same for all waiting pods, so it is computed only once."""
 
     room: NodeRoom
     standbys: tuple[PodNeeds, ...]
@@ -28,15 +28,15 @@ class NodeStandbys:
 
 
 def read_standbys(room: NodeRoom, idle: Collection[str]) -> NodeStandbys:
-    """Return a node with those of its pods that are idle standbys; `idle` are their uids."""
+    """Return a node with its idle standbys. `idle` contains the uids of idle standbys."""
     found = tuple(each for each in room.pods if each.uid in idle)
     return NodeStandbys(room, found, room.without({each.uid for each in found}))
 
 
 def choose(pod: PodNeeds, nodes: Iterable[NodeStandbys], idle: Collection[str]) -> Yielding | None:
-    """Return the fewest standbys on one node without which the pod fits there; None if that is impossible.
+    """Return the fewest standbys to delete on one node to make the pod fit there; None if it cannot fit.
 
-    `idle` are the uids of the standbys that may go. If the pod fits without it, none goes.
+    `idle` contains the uids of the standbys that may be deleted. None is chosen if the pod already fits.
     """
     best: Yielding | None = None
     for node in nodes:
@@ -50,7 +50,7 @@ def choose(pod: PodNeeds, nodes: Iterable[NodeStandbys], idle: Collection[str]) 
 
 def _on_node(pod: PodNeeds, node: NodeStandbys, idle: Collection[str]) -> Yielding | None:
     room = node.room
-    # Most nodes end here: what they lack does not depend on which standbys may go for this pod.
+    # This rules out most nodes, whichever of their standbys may yield to this pod.
     if not node.standbys or lacking(pod, node.emptied):
         return None
     able = [

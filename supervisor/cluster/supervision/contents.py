@@ -69,8 +69,8 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
 def ongoing_run(found: KubernetesObject) -> OngoingRun | None:
     """Return the run in a Supervision; None if it has none, or if its run has ended.
 
-    The status is written only by supervisors. Users can edit the spec, so a key that does not match the name
-    of the resource is refused, because it would add the pods of this job to another one.
+    The status is written only by supervisors. Users can edit the spec. A key that does not match the name of
+    the resource is therefore refused, because it would add the pods of this job to another job.
     """
     status, spec = mapping(found.get("status")), mapping(found.get("spec"))
     key, held = _key_of(found), held_state_of(status) if status.get("phase") != "ended" else None
@@ -168,7 +168,7 @@ def held_state_of(status: Mapping[str, Any]) -> HeldState | None:
         return None
     try:
         return held_state.decode(text, here())
-    except held_state.UnreadableState as error:  # the job resumes from a state of its members or storage
+    except held_state.UnreadableState as error:  # the job resumes from its members' state or from storage
         log.error("the state in the resource cannot be read", extra={"error": str(error)})
         return None
 

@@ -21,7 +21,7 @@ from supervisor.view.model import JobState, Policy, RunAction, View
 SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a slow write to end
 RAISE_S = 1.5  # the limit for taking a higher epoch, because a decision waits for it
 RAISE_AGAIN_S = 2.0  # the time before a failed attempt is repeated; decisions in between do not wait
-TERM_S = 0.05  # the time between two looks at the term, while it is unknown whether this process leads
+TERM_S = 0.05  # the time between two checks of the term, while it is unknown whether this process leads
 MAX_UNSURE = 16  # remembered claims of a new epoch whose response was lost
 
 
@@ -45,7 +45,7 @@ class SupervisionRecords:
         self._log = SupervisionLog(self.lead, loop)
 
     async def write(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status other than decisions. Raises what `SupervisionLead.store` raises."""
+        """Set fields of the status other than decisions. Raises the exceptions of `SupervisionLead.store`."""
         await self.lead.store(values)
 
     def open_log(self) -> SupervisionLog:
@@ -68,7 +68,7 @@ class SupervisionLead(Lead):
         loop: asyncio.AbstractEventLoop,
         may_order: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`epoch` is the one that took the job over. `loop` runs the requests of `raise_above`."""
+        """`epoch` is the epoch of the takeover. `loop` runs the requests of `raise_above`."""
         super().__init__(epoch=epoch)
         self._may_order = may_order
         self.deposed: Deposed | None = None
@@ -173,10 +173,10 @@ def in_loop(
 ) -> None:
     """Run `work` in `loop`, and wait for it in another thread.
 
-    The coroutine is created in the loop. If it were created here and the loop ended before it started, Python
-    would warn that it was never awaited.
+    The coroutine is created in the loop. If it were created here, and the loop ended before the coroutine
+    started, Python would warn that it was never awaited.
 
-    Raises what `work` raises, except that an `ApiError` becomes an `OSError`. Also raises `OSError` if `work`
+    Raises the exceptions of `work`, but an `ApiError` becomes an `OSError`. Also raises `OSError` if `work`
     takes longer than `limit_s`, or if the loop has ended.
     """
     outcome: concurrent.futures.Future[None] = concurrent.futures.Future()

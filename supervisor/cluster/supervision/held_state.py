@@ -1,7 +1,7 @@
 """Encode a job's state as text in its Supervision, and decode it for the clock of another host. Pure.
 
-A Supervision must stay small, so the text contains the job's state and its ledger, but not the view of all
-members that the state was computed from, because members report to the next supervisor anyway.
+A Supervision must stay small. The text therefore contains the job's state and its ledger, but not the view of
+all members from which the state was computed. Members report to the next supervisor anyway.
 
 All times in the state are times of the writing host's CLOCK_MONOTONIC, which mean nothing on another host.
 The text therefore also contains the monotonic time and the wall time of the write, from which `decode`
@@ -70,7 +70,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
         "memory": recorded(_without_sources(_shortened(memory))),
         "sources": _rows(memory.sources),
         "peers": _rows(memory.peers),
-        "bystanders": list(memory.bystanders),  # no journal has them
+        "bystanders": list(memory.bystanders),  # journals do not contain them
         "backups": list(memory.launch.backups) if memory.launch is not None else [],
         "ledger": ledger,
     }
@@ -111,7 +111,7 @@ def decode(text: str, now: Instant) -> HeldState:
 
 
 def _shortened(memory: JobState) -> JobState:
-    """Return the state without most of the faults and evidence if its incident involves very many ranks."""
+    """Return the state without most of the faults and evidence if its incident involves many ranks."""
     incident, unbegun = memory.incident, memory.unbegun
     if incident is not None and max(len(incident.faults), len(incident.evidence)) > MAX_LISTED:
         shorter = replace(

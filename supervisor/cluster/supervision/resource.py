@@ -47,7 +47,7 @@ class Takeover:
 
 
 class OwnerGone(OSError):
-    """The Supervision of this name belongs to another owner, usually one that is gone. Try again later."""
+    """The Supervision with this name belongs to another owner, which is usually gone. Try again later."""
 
 
 class SupervisionResource:
@@ -155,7 +155,7 @@ class SupervisionResource:
         await self._change_spec(epoch, change)
 
     def _still(self, epoch: int) -> list[KubernetesObject]:
-        """Return tests for a JSON patch that this is still the resource that was taken over.
+        """Return JSON patch tests that fail unless this is still the resource that was taken over.
 
         Its owner may have been deleted in the meantime. A new owner with the same name has a resource with
         the same name, and often with the same epoch.

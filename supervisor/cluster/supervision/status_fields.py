@@ -64,7 +64,7 @@ def summary(
 
 
 def _readiness(published: Mapping[str, Any], wanted: int) -> dict[str, Any]:
-    """Return how many members without ranks could take over ranks at once, among them pods of the owner."""
+    """Return how many members without ranks could take over ranks at once, including the owner's pods."""
     members = published.get("members") or ()
     ready = sum(each["role"] == "standby" and each["connected"] and each["parked"] > 0 for each in members)
     return {"ready": ready, "summary": f"{ready}/{wanted}"}

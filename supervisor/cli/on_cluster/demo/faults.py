@@ -125,7 +125,7 @@ class FaultMaker:
         """Wait until a part of Holdfast is back, and then until a newer status shows that the job trains."""
         training = self._training
         stale = self._until(
-            lambda: training.view() if is_back() else None, f"{fault.target} is back after: {fault.words}"
+            lambda: training.view() if is_back() else None, f"the {fault.target} is back after: {fault.words}"
         )
 
         def look() -> int | None:
@@ -152,7 +152,7 @@ class FaultMaker:
         def look_or_refuse() -> T | None:
             found = look()
             if found is None and self._training.view().get("phase") == "ended":
-                raise NotInTime(f"the job ended before this happened: {what}")
+                raise NotInTime(f"the job ended while the demo waited for this: {what}")
             return found
 
         return self._training.until(look_or_refuse, what, RECOVERED_S)

@@ -30,10 +30,10 @@ from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, Serve
 
 MANIFESTS = Path("manifests") / "default"
 EXAMPLES = Path("examples") / "kubernetes"
-MADE_BY = f"{GROUP}/installed-by"  # an annotation of Holdfast's namespace
-DEMO_LABEL = f"{GROUP}/demo"  # the label of a demo's namespace
+MADE_BY = f"{GROUP}/installed-by"  # an annotation on Holdfast's namespace
+DEMO_LABEL = f"{GROUP}/demo"  # a label on a demo's namespace
 READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
-INJECTED_S = 30.0  # from when both are ready; the API server and the Service normally follow within seconds
+INJECTED_S = 30.0  # from when both are ready; the API server and the Service usually follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 LOOK_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
@@ -68,7 +68,7 @@ INSTALL_RIGHTS = (
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The result of the removal. `text` is a message for the user, or ""."""
+    """The result of removing the installation. `text` is a message for the user, or ""."""
 
     text: str = ""
     is_problem: bool = False
@@ -111,7 +111,7 @@ class Installation:
         if not self.is_ours and None in [self._deployment(name) for name in _PROGRAMS]:
             raise BadInput(
                 f"namespace {pod_layout.NAMESPACE} exists, but Holdfast is only partly installed in it:"
-                " `holdfast doctor` says what is missing"
+                " `holdfast doctor` shows what is missing"
             )
         # If a demo was killed, its installation is applied again, and removed at the end of this demo.
         return not self.is_ours
@@ -158,9 +158,7 @@ class Installation:
                 raise BadInput(lacking)
             if time.monotonic() > deadline:
                 why = pods.waiting_for(listed) or hook.text
-                raise BadInput(
-                    f"Holdfast was not ready within {READY_S:g} s: {why}; `holdfast doctor` examines it"
-                )
+                raise BadInput(f"Holdfast was not ready within {READY_S:g} s: {why}; see `holdfast doctor`")
             self._stop.pause(LOOK_S)
 
     def wait_for_injection(self, namespace: str) -> None:
@@ -182,7 +180,7 @@ class Installation:
     def remove(self, own_namespace: str) -> Removal:
         """Remove the installation if it belongs to the demo and no one else uses it.
 
-        `own_namespace` is the namespace of this demo, which does not count as a user.
+        `own_namespace` is the namespace of this demo, which is not counted as a user.
         """
         if not self.is_ours:
             return Removal()

@@ -104,7 +104,7 @@ def missing_image(pods: Iterable[KubernetesObject]) -> str:
 
 
 def waiting_for(pods: Iterable[KubernetesObject]) -> str:
-    """Return in words why pods do not run; "" if all of them run or have succeeded."""
+    """Return, in words, why pods are not running; "" if all of them run or have succeeded."""
     found = []
     for pod in pods:
         status = mapping(pod.get("status"))

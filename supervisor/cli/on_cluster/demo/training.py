@@ -95,9 +95,9 @@ class PodTraining:
                 )
 
     def wait_for_start(self, show: Callable[[str], object]) -> None:
-        """Return once the pods of both jobs run and the supervised job trains.
+        """Wait until the pods of both jobs run and the supervised job trains.
 
-        This does not wait until the twin trains, because the supervised job might then finish before the last
+        This does not wait for the twin to train, because the supervised job might finish before the last
         fault.
 
         Raises `BadInput` if the cluster cannot run the pods, or `NotInTime`.
@@ -207,5 +207,5 @@ class PodTraining:
             if found is not None:
                 return found
             if time.monotonic() > deadline:
-                raise NotInTime(f"this did not happen within {limit_s:g} s: {what}")
+                raise NotInTime(f"timed out after {limit_s:g} s while waiting for this: {what}")
             self._stop.pause(LOOK_S)

@@ -156,7 +156,7 @@ def test_a_sidecar_that_cannot_reach_its_launcher_is_a_problem() -> None:
     examined = diagnosis.examine(pod(ASKS | INJECTED), PodSurroundings((job(lonely),), now_s=NOW_S))
     assert (examined.state, examined.text) == (
         "problem",
-        "Holdfast can start no ranks in it: permission denied",
+        "Holdfast cannot start ranks in it: permission denied",
     )
     assert examined.remedy == "see `kubectl logs gpt-0`"
 

@@ -74,7 +74,7 @@ def test_the_nodes_are_listed_with_their_states_and_the_breaker(
     ]  # fmt: skip
     assert "1 of 3 nodes are out" in lines[1]
     assert lines[3].startswith("1 of 3 nodes are out; at most 1 may be; the breaker is open")
-    assert lines[4:] == ["1 node without an agent not listed"]
+    assert lines[4:] == ["not listed: 1 node without an agent"]
     for line in ("nodes -o json", "nodes --json"):
         rows = document(line, capsys)
         assert [each["state"] for each in rows] == ["quarantined", "held", "healthy"]

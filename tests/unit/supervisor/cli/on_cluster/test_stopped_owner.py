@@ -49,7 +49,7 @@ def test_the_commands_delete_or_suspend_the_owner_of_this_kind(kind: str, versio
 def test_the_output_says_first_what_happens_next() -> None:
     first, delete, suspend, again = follow_up(spec("Job", "batch/v1"), "research", "gpt", "prod").lines()
     assert first == (
-        "job/gpt continues to exist: it creates new pods in place of those that have ended,"
+        "job/gpt continues to exist: it creates new pods in place of the pods that have ended,"
         " until spec.backoffLimit is used up, and then fails."
     )
     assert delete == "to end job/gpt:             kubectl --context prod -n research delete job/gpt"

@@ -98,7 +98,7 @@ def test_the_number_of_the_user_is_marked_and_compared(capsys: Printed) -> None:
 def test_the_reasons_name_the_share_the_interval_and_its_setting(capsys: Printed) -> None:
     text = " ".join(printed("--nodes 64", capsys).split())
     assert 'Standbys: 2 (holdfast.dev/standby: "2"). With this number, a useful GPU hour is cheapest' in text
-    assert "At least 99 % of the lost nodes find a standby if there are 3." in text
+    assert "With 3, a standby is ready for at least 99 % of lost nodes." in text
     assert "Checkpoint interval: 53 min 13 s (holdfast.dev/checkpoint-every: 53m), because Young's" in text
     assert "other nodes have the state in memory" in text
 

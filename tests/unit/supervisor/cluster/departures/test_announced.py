@@ -49,10 +49,10 @@ def test_a_pod_that_is_being_deleted_ends_after_its_grace_period() -> None:
 @pytest.mark.parametrize(
     ("reason", "words", "has_begun"),
     [
-        ("PreemptionByScheduler", "it is preempted by a pod of a higher priority", False),
-        ("EvictionByEvictionAPI", "it is evicted", False),
+        ("PreemptionByScheduler", "it is being preempted by a pod with a higher priority", False),
+        ("EvictionByEvictionAPI", "it is being evicted", False),
         ("DeletionByTaintManager", "it does not tolerate a taint of its node", False),
-        ("TerminationByKubelet", "the kubelet ends it", True),
+        ("TerminationByKubelet", "the kubelet is terminating it", True),
         ("SomethingNew", "its pod is about to be disrupted (SomethingNew)", False),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_pod_with_the_condition_disruption_target_is_about_to_end(
 def test_the_deletion_says_why_the_pod_is_deleted() -> None:
     leaving = pod(is_leaving=True, disruption="PreemptionByScheduler")
     found = only(AnnouncedDepartures().observe([leaving], {}, 100.0))
-    assert found.why == "its pod is being deleted: it is preempted by a pod of a higher priority"
+    assert found.why == "its pod is being deleted: it is being preempted by a pod with a higher priority"
 
 
 def test_a_notice_on_the_node_moves_only_the_pods_of_that_node() -> None:

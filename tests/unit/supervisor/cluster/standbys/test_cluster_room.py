@@ -244,7 +244,8 @@ async def test_a_node_with_a_taint_that_asks_pods_to_go_elsewhere_comes_last(
 async def test_no_standby_takes_the_room_that_another_pod_waits_for() -> None:
     async with cluster() as there:
         await there.put(*FULL, pod("w", "2"))
-        assert await there.nodes("2") == "the room on node n3 is left to pod team/w, which waits for a node"
+        why = await there.nodes("2")
+        assert why == "the room on node n3 is reserved for pod team/w, which is waiting for a node"
         assert await there.nodes("2", now_s=HOLD_S) == ("n3",), "something else keeps it away"
 
 
@@ -267,5 +268,5 @@ async def test_two_jobs_do_not_count_on_the_same_room() -> None:
         await there.put(*FULL)
         assert await there.nodes("2") == ("n3",)
         there.room.promise(read_pod_needs(pod("s", "2")), 0.0)
-        assert "left to pod team/s" in str(await there.nodes("2", now_s=1.0))
+        assert "reserved for pod team/s" in str(await there.nodes("2", now_s=1.0))
         assert await there.nodes("2", now_s=cluster_room.PROMISED_S) == ("n3",)
