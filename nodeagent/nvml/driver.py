@@ -24,7 +24,7 @@ from nodeagent.sensing.small_files import SYSFS
 # How long to wait for another sensor's init, which takes seconds if no persistence daemon keeps the GPUs
 # awake.
 PATIENCE_S = 5.0
-# Without this flag, init fails if every GPU has fallen off the bus, which says less than an empty list.
+# Without this flag, init fails if every GPU has fallen off the bus. An empty list tells more than that error.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 

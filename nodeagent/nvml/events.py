@@ -136,7 +136,7 @@ def _address(handle: Any) -> int:
 class NvmlEvents:
     """Reports events within milliseconds; see `sensor.Sensor`.
 
-    Once the driver is gone, the sensor is Unavailable until NVML can be initialised again. It then registers
+    If the driver is gone, the sensor is Unavailable until NVML can be initialised again. It then registers
     all GPUs again.
     """
 

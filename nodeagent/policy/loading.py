@@ -36,7 +36,7 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
         return overriding.overridden(policy, overrides, file)
     except BadPolicy:
         raise
-    except Exception as error:  # one text that a whole fleet mounts must not stop its agents, whatever it is
+    except Exception as error:  # a whole fleet may mount the same file, so no content may stop the agents
         why = f"{type(error).__name__}: {error}"[: validation.MAX_TEXT]
         raise BadPolicy([f"{file}: cannot be understood: {' '.join(why.split())}"]) from error
 

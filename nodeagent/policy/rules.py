@@ -24,13 +24,13 @@ class RuleKind(Enum):
 class Clears(Enum):
     """The condition that clears a finding about an event; the hold time starts when it is met."""
 
-    TIME = "time"  # only a time without a repetition
+    TIME = "time"  # no condition: the finding clears after a time without a repetition
     RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
     BOOT = "boot"  # the node rebooted
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
-# What ends a finding whose remedy is one of these, unless its table says otherwise.
+# The condition that ends a finding with this action, unless the table sets another condition.
 CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
     {
         Action.RESET_GPU: Clears.RESET,
@@ -121,8 +121,8 @@ class Rule:
     states: Mapping[int, CheckState] = field(default_factory=dict)
     # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the growth stops.
     lasts: bool = False
-    # For a rate: the counter starts at 0 with each boot, and its counts before the first reading after a boot
-    # are no fault, because links count errors while they come up.
+    # For a rate: the counter starts at 0 at each boot. Errors counted before the first reading after a boot
+    # are not a fault, because links count errors while they come up.
     restarts_at_boot: bool = False
     of_gpus: bool = False  # about the GPUs or their driver, although the entity is the node or the agent
     meaning: Meaning | None = None  # for an event check with only one code
@@ -140,7 +140,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ModelMeaning:
-    """The meaning of an Xid that differs for the GPUs of a model."""
+    """The meaning that an Xid has only on GPUs of one model."""
 
     model: str  # in the GPU's name: A100
     code: int
@@ -170,7 +170,7 @@ class HealthPolicy:
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
     classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
-    models: tuple[ModelMeaning, ...] = ()  # what differs by GPU
+    models: tuple[ModelMeaning, ...] = ()  # meanings that differ by GPU model
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def is_event(self, check: str) -> bool:

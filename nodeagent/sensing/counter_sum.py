@@ -14,9 +14,9 @@ MAX_COUNTERS = 512  # of one sum: 64 links with a few counters each
 class CounterSum:
     """Grows by the growth of its counters, and never falls.
 
-    The first reading is the sum of the counters that exist then. A counter that appears later counts from its
-    own first reading, because its earlier count is not growth. A counter that falls has restarted and counts
-    from its new reading, because links log errors while they come up, which are no fault.
+    The first reading is the sum of the counters that exist at that time. A counter that appears later counts
+    from its own first reading, because its earlier count is not growth. A counter that falls has restarted
+    and counts from its new reading, because the errors that links log while they come up are not a fault.
     """
 
     total: int | None = None  # None: before the first reading
@@ -27,7 +27,7 @@ class CounterSum:
         """Return the sum; None if a counter that was in the last sum exists but could not be read.
 
         Args:
-            readings: All counters that exist now. A counter that is missing here is not waited for.
+            readings: All counters that exist now. A counter that is missing here no longer exists.
         """
         known = {name: value for name, value in readings.items() if value is not None}
         missed = len(known) < len(readings) and any(name in self.summed for name in readings.keys() - known)
@@ -51,7 +51,7 @@ class CounterSum:
 
     @classmethod
     def load(cls, raw: object) -> CounterSum:
-        """Restore a dumped sum. A malformed one counts as missing."""
+        """Restore a dumped sum. A malformed one is treated as missing."""
         if (
             not isinstance(raw, dict)
             or not _is_count(raw.get("total"))

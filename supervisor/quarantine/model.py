@@ -30,7 +30,7 @@ OPERATOR = "operator"  # the source of a quarantine that an operator has request
 
 
 def is_usable(value: float) -> bool:
-    """True for a number in a report or a record with which one can compute: neither NaN nor huge."""
+    """True for a number in a report or a record that is safe to compute with: neither NaN nor huge."""
     return -MAX_NUMBER <= value <= MAX_NUMBER
 
 
@@ -112,7 +112,7 @@ class Waiver:
 class PastQuarantine:
     """One occasion when the node was taken out.
 
-    A relapse, which follows soon after a release, weighs more.
+    A relapse, which follows soon after a release, counts more.
     """
 
     at_s: float
