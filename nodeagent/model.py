@@ -171,7 +171,7 @@ class HealthFinding:
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
     device: str = ""  # the UUID or serial number of the GPU, if it is known
     of_events: bool = False  # True: about events or a counter's growth; False: about samples
-    of_gpus: bool = False  # the policy says that its check is about the GPUs, whatever the entity
+    of_gpus: bool = False  # the policy says that its check is about the GPUs, no matter what the entity is
 
 
 @dataclass(frozen=True, slots=True)

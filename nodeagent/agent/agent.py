@@ -68,7 +68,7 @@ class Published:
     problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
     policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
-    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # about the driver and each GPU
     released: Released | None = None
 
     @property
@@ -89,7 +89,7 @@ class Released:
 class _Submitted:
     """Changes handed to the writer, and the time of the handover."""
 
-    number: int  # of the submission
+    number: int  # the number of the submission
     since: float  # monotonic
     changes: list[dict[str, Any]]
 
@@ -107,7 +107,7 @@ class Agent:
     problems: tuple[str, ...] = ()  # found at startup
     policy_file: PolicyFile | None = None  # None: `policy` remains in force
     note: Callable[[Note], None] = lambda _: None  # writes to the log
-    claim: Claim | None = None  # of the folder; None: the disk did not allow it yet, or nothing is saved
+    claim: Claim | None = None  # the folder's claim; None: the disk did not allow it yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)

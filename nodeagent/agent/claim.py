@@ -92,7 +92,7 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)
     # Files left on a failing disk do no harm. If the disk did not allow the claim at startup, this may remove
-    # a copy of the policy file that is being written now; the copy is then written again.
+    # the temporary file of a policy copy that is being written now; the copy is then written again.
     with suppress(OSError):
         durable.remove_debris(folder, owned=True)
     return Claim(folder, generation, descriptor, took_over)

@@ -34,7 +34,7 @@ class CleanTime:
     # second count, also the sensors that reported the newest findings of any level.
     needs: tuple[Names, Names] = (frozenset(), frozenset())
     # The next three are not saved.
-    at_s: float | None = None  # of the last cycle, or of the last save before the restart
+    at_s: float | None = None  # the time of the last cycle, or of the last save before the restart
     blind: Names = frozenset()  # the sensors that could not measure at that time
     is_resumed: bool = False  # there has been no cycle since the restart
 
@@ -80,7 +80,7 @@ class CleanTime:
         return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
 
     def _needed(self, at: int, found: Sequence[HealthFinding], last_s: float | None) -> Names:
-        """Return the sensors that have reported findings since the last time without findings."""
+        """Return the sensors of the newest findings: all that reported any since a time without findings."""
         if not found:
             return self.needs[at]
         sources = frozenset(source for each in found for source in each.sources)

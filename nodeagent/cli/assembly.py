@@ -56,7 +56,7 @@ DISK_S = STATE_S + 2 * POLICY_S + MACHINE_ID_S  # at most, all together
 _DISK = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
     *(errno.EUCLEAN, errno.EBADMSG),  # the file system or its checksums are damaged
-    *(errno.ENODEV, errno.ENXIO, errno.ESTALE),  # its device, or its server, is gone
+    *(errno.ENODEV, errno.ENXIO, errno.ESTALE),  # the device or the server of the file system is gone
 )
 
 
@@ -68,7 +68,7 @@ class AgentParts:
     clock: Clock
     state: SavedState
     folder: Path | None  # the folder for the saved state; None: read-only
-    claim: Claim | None  # of that folder; None: read-only, or the disk does not allow it yet
+    claim: Claim | None  # the claim on that folder; None: read-only, or the disk does not allow it yet
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]

@@ -106,8 +106,8 @@ class EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
-            heard: Pairs of a sensor and a time. An older agent did not store the time; its sensors are assumed
-                to have seen the newest burst.
+            heard: Pairs of a sensor and a time. Older agents did not store the time. A sensor without a time
+                is assumed to have seen the newest burst.
             inherited: The bursts of dropped variants.
             recurring: The bursts of dropped variants at which the variant had recurred.
         """

@@ -20,7 +20,7 @@ MAX_PLACEMENTS = 256  # 64 slots with three exchanges each
 INVENTORY = "gpu_state"  # the check whose facts name the GPU
 MAX_NAME = 96
 MAX_MODELS = 256
-MAX_MODES = 16  # of one GPU; each change requires a reset
+MAX_MODES = 16  # per GPU; each change requires a reset
 MIG_ON = "on"  # in the facts of a GPU, as the current mode: `on, off pending`
 _SHARED = "@"  # separates a name that two GPUs claim from the slot of one of them
 

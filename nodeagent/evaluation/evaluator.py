@@ -94,8 +94,8 @@ class Evaluator:
     def add(self, seen: Observation) -> bool:
         """Add one observation. Return False if it adds nothing or is refused.
 
-        It adds nothing if it is known, too late, not finite, or of an unknown check. Observations refused
-        because of a limit are counted in `dropped`.
+        It adds nothing if it is already known, too late, not finite, or about an unknown check. Observations
+        that are refused because of a limit are counted in `dropped`.
         """
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
@@ -200,10 +200,10 @@ class Evaluator:
     # -- the memory
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, such as of a removed disk.
+        """Forget evidence that ended before `before_s` and was not seen since.
 
-        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
-        ago it was last seen.
+        An example is evidence about a removed disk. Evidence of a current finding, and evidence on which its
+        level depends, is kept, no matter how long ago it was last seen.
         """
         self._retention.forget(before_s)
         self._findings = None

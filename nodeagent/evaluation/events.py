@@ -189,7 +189,10 @@ def finding_of(
     seen: Mapping[str, EventBursts],
     heard: Mapping[str, EventBursts],
 ) -> HealthFinding:
-    """Return the finding with the texts in `seen`, and the sensors in `heard` that reported it in its time."""
+    """Return the finding, with the texts in `seen` and the sensors in `heard` that reported it.
+
+    A sensor that reported the event only before the finding began is omitted.
+    """
     texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
     from_s = stands.since_s - SENSORS_APART_S
     sources = {s for each in heard.values() for s, at_s in each.heard.items() if at_s >= from_s}
@@ -324,9 +327,8 @@ def _recurred(
     if meaning.recurs is None:
         return 0
     spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
-    since_s = (
-        burst[0] - meaning.recurs.within_s
-    )  # from its start, so that a long burst does not lower the count
+    # Measured from the burst's start, so that a longer burst does not lower the count.
+    since_s = burst[0] - meaning.recurs.within_s
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 

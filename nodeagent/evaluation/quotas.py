@@ -18,7 +18,7 @@ from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
 from nodeagent.policy.rules import Meaning
 
 MAX_SERIES = (
-    2048  # of one kind of entity; a node has no more than about 250 pods, with three series for each volume
+    2048  # per kind of entity; a node has no more than about 250 pods, with three series for each volume
 )
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
@@ -87,7 +87,7 @@ def drop_variant(
     recurring: Callable[[str], Sequence[Burst]],
     now_s: float,
 ) -> bool:
-    """Drop a variant that shares its kind with others: the mildest, or of those, the one seen longest ago.
+    """Drop the mildest variant that shares its kind with others; among equals, the one seen longest ago.
 
     If possible, a variant that has recurred is kept while its bursts count. Another variant of the same kind
     inherits the dropped bursts, so the finding keeps its level, its action and its age. If each variant is

@@ -18,7 +18,7 @@ _Refusal = tuple[str | Level, ...]  # the kind of evidence, the kind of entity, 
 
 
 class EvidenceRetention:
-    """Makes room for new evidence and forgets old evidence, but never drops that of an unhealthy finding."""
+    """Makes room for new evidence and forgets old evidence, but keeps all evidence of unhealthy findings."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
         self.dropped = 0  # what was lost because of a limit: see `Evaluator.dropped`
@@ -130,10 +130,10 @@ class EvidenceRetention:
         return is_full
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, such as of a removed disk.
+        """Forget evidence that ended before `before_s` and was not seen since.
 
-        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
-        ago it was last seen.
+        An example is evidence about a removed disk. Evidence of a current finding, and evidence on which its
+        level depends, is kept, no matter how long ago it was last seen.
         """
         decisive = self._judge.decisive_series()
         self._evidence.series = {

@@ -43,7 +43,7 @@ class LevelState:
     since_s: float = 0.0
     unclean_s: float = -inf
     unseen_s: float = 0.0  # how much of the time since `unclean_s` no sample covers
-    shown: float | None = None  # of a state: the newest value of exactly this level
+    shown: float | None = None  # for a state: the newest value of exactly this level
 
 
 NEVER = LevelState()

@@ -31,7 +31,7 @@ NO_DEVICE = "0:"  # the major number of file systems without a block device of t
 # What a name shows, because sysfs no longer lists a device that the kernel has given up on.
 _PARTITION = re.compile(r"((?:sd|vd|xvd|hd)[a-z]+)\d+|((?:nvme\d+n|mmcblk|md|nbd|pmem)\d+)p\d+")
 _NAMESPACE = re.compile(r"(nvme\d+)n\d+")
-_PATH = re.compile(r"nvme(\d+)c(\d+)n(\d+)")  # of a namespace with several paths: subsystem, controller, id
+_PATH = re.compile(r"nvme(\d+)c(\d+)n(\d+)")  # a path of a namespace: subsystem, controller, id
 _CONTROLLER = re.compile(r"nvme\d+")
 
 

@@ -55,7 +55,7 @@ class ThreadStat:
     name: str
     state: str
     flags: int
-    threads: int  # of the process
+    threads: int  # the number of threads of the process
     start: int  # clock ticks after boot: distinguishes a thread from a later one with the same id
 
     @property

@@ -31,7 +31,7 @@ MAX_ENTRIES = 2048  # per `read`: a flood must not prevent the thread from stopp
 # without a line, the sensor asks a second journalctl for the kernel's newest entry, which the first one must
 # have written.
 PROVE_S = 600.0
-ANSWER_S = 30.0  # for each of the two
+ANSWER_S = 30.0  # how long to wait for each of the two
 
 
 @dataclass(frozen=True, slots=True)

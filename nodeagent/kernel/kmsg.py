@@ -106,7 +106,7 @@ class KmsgCursor:
     """How far the log has been read."""
 
     boot_id: str
-    seq: int  # of the last record read
+    seq: int  # the `seq` of the last record read
 
 
 class KmsgSensor:

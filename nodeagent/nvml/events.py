@@ -50,7 +50,7 @@ CHECKS = frozenset({*_CHECK_OF.values(), "ecc_dbe", "ecc_sbe", "recovery_action"
 
 
 class EventsFailed(Exception):
-    """NVML delivers no events although the driver is loaded, for example because of a lost GPU."""
+    """Raised if NVML delivers no events although the driver is loaded, for example because a GPU is lost."""
 
 
 class NvmlEventSet:

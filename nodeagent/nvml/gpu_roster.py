@@ -42,7 +42,7 @@ class GpuHistory:
     links_by_mig: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # see `links`
     mig: bool = False  # MIG was on
     recovery: int = 0  # the driver's recovery action
-    nvlink_total: CounterSum = field(default_factory=CounterSum)  # of the links' errors
+    nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
     persistence: bool | None = None  # persistence mode; None: unknown
@@ -89,7 +89,7 @@ class NodeGpus:
     """All GPUs of the node, by PCI address."""
 
     most: int = 0  # the most GPUs that NVML ever listed, or that the driver had claimed
-    load: str = ""  # of the driver: see `inventory.driver_load`
+    load: str = ""  # identifies the load of the driver: see `inventory.driver_load`
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
     def reloaded(self, load: str, after_loss: bool) -> bool:

@@ -19,7 +19,7 @@ DEVICES = Path("/dev")
 NVIDIA_VENDOR = "0x10de"  # the PCI vendor
 NVIDIA_DRIVER = "nvidia"
 MAX_DEVICES = 4096
-MAX_GPUS = 64  # of one node; NVIDIA's largest nodes have 16
+MAX_GPUS = 64  # per node; NVIDIA's largest nodes have 16
 
 
 def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from nodeagent.policy.rules import HealthPolicy, Rule
 from nodeagent.policy.validation import BadPolicy, Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
-MAX_BYTES = 1 << 20  # of an operator's file
+MAX_BYTES = 1 << 20  # the size limit of an operator's file
 FOLDER = Path(__file__).parent
 FILES = (
     "checks.toml", kernel_lines.FILE,

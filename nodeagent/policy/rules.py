@@ -105,11 +105,11 @@ class Rule:
     check: str
     kind: RuleKind
     what: str  # a noun phrase, for people: "temperature margin"
-    source: str  # of the rule, for people
+    source: str  # the origin of the rule, for people
     unit: str = ""
     period_s: float = 0.0  # the interval between samples; 0: sampled when something happens
     below: bool = False  # for a level: lower values are worse
-    window_s: float = 60.0  # of a rate
+    window_s: float = 60.0  # for a rate: the window in which its counts are added up
     degraded: Bound | None = None
     unhealthy: Bound | None = None
     action: Action = Action.NONE  # when unhealthy
@@ -164,11 +164,11 @@ class HealthPolicy:
     sxids: Mapping[int, Meaning]
     unknown_sxid: Meaning
     unknown_xid: Meaning
-    version: str  # of the tables and the operator's file: part of every report
-    nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # of Xid 74
-    nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
+    version: str  # the version of the tables and the operator's file, which is part of every report
+    nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # for Xid 74
+    nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # for Xids 144 to 150
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
-    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
+    classes: Mapping[int, str] = field(default_factory=dict)  # by Xid: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
     models: tuple[ModelMeaning, ...] = ()  # meanings that differ by GPU model
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 MAX_MISTAKES = 100
 MAX_KEY = 80  # characters
 MAX_TEXT = 200
-MAX_BITS = 1024  # of a number that a message shows
+MAX_BITS = 1024  # the longest number that a message shows
 _PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from holdfast.version import __version__
 
 FIELD_MANAGER = "holdfast-nodeagent"
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of every pod, unless it opts out
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless it opts out
 TOKEN, AUTHORITY = "token", "ca.crt"
 # The time limit for each step: connecting, the handshake, sending, and each part of the answer. A healthy API
 # server answers within 0.1 s. A server that takes longer is overloaded, and a heartbeat may then be late.

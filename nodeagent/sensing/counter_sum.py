@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMIT = 1 << 80  # more than any number of 64-bit counters of one sum
-MAX_COUNTERS = 512  # of one sum: 64 links with a few counters each
+MAX_COUNTERS = 512  # per sum: 64 links with a few counters each
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class CounterSum:
     """
 
     total: int | None = None  # None: before the first reading
-    last: dict[str, int] = field(default_factory=dict)  # of each counter that was ever read
+    last: dict[str, int] = field(default_factory=dict)  # the last reading of each counter
     summed: frozenset[str] = field(default=frozenset(), compare=False)  # the counters in the last sum
 
     def add(self, readings: Mapping[str, int | None]) -> int | None:

@@ -1,4 +1,7 @@
-"""The agent's metrics, built from the published state at each scrape. Their number is bounded."""
+"""The agent's metrics, built from the published state at each scrape.
+
+The number of metrics is bounded by the hardware.
+"""
 
 from __future__ import annotations
 

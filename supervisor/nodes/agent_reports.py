@@ -100,7 +100,7 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
     try:
         raw = parsed_report(text)
         if raw.get("node", name) != name:
-            heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
+            heard.malformed = f"its report is about node {str(raw.get('node'))[:80]!r}"
             return
         new = Received(name, raw, now_s)
         others = [each for each in heard.received if _sender(each) != _sender(new)]

@@ -83,9 +83,9 @@ class Announcer:
         *,
         is_dry: bool,
     ) -> None:
-        """Announce alerts, verdicts that move nobody and, in a dry run, actions.
+        """Announce alerts, verdicts that move no members and, in a dry run, actions.
 
-        `awaited`: nodes whose silence is expected, because this process has just started.
+        `awaited` contains the nodes whose silence is expected, because this process has just started.
         """
         views = {each.name: each for each in plan.pool.nodes}
         hushed = {*awaited}

@@ -283,7 +283,7 @@ class QuarantineController:
             self._installed_s = datetime.fromisoformat(str(created).replace("Z", "+00:00")).timestamp()
 
     def _due_s(self, found: NodePlan) -> float:
-        """Return in how many seconds to plan again, if nothing happens."""
+        """Return how many seconds to wait before planning again, if nothing happens."""
         now_s, wall_s = asyncio.get_running_loop().time(), self._wall()
         ends = [each.until_s - wall_s for each in found.holds]
         ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]

@@ -79,8 +79,9 @@ class KnownNode:
     def is_ours(self) -> bool:
         """True if the node belongs to the pool.
 
-        A node without an agent does not belong to the pool, because nothing is known about its health, unless
-        an operator or Holdfast has taken it out: otherwise, nothing would release it.
+        A node without an agent does not belong to the pool, because nothing is known about its health. It
+        does belong to the pool if an operator or Holdfast has taken it out, because nothing else would
+        release it.
         """
         is_held = self.view.quarantine is not None or bool(self.view.refused)
         return self.report is not None or self.is_tainted or is_held or self.request is not None

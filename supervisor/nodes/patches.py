@@ -73,7 +73,7 @@ def taint_value(held: Quarantine) -> str:
 
 
 def condition_of(node: KnownNode) -> Mapping[str, Any] | None:
-    """Return Holdfast's condition if it must be written; None if it is not needed or already correct."""
+    """Return Holdfast's condition if it must be written; None if it is not needed or is already correct."""
     held, known = node.view.quarantine, node.condition
     if not node.told or node.view.refused or (held is None and known is None):
         return None

@@ -25,7 +25,7 @@ MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how lon
 # 8 GPUs would need 16 different faults.
 MAX_EVIDENCE = 128
 MAX_RUNS = 16  # faults seen by training runs that are kept per node, the newest
-MAX_NUMBER = 1e15  # of a time or an age in seconds, so that no sum or product of two is infinite
+MAX_NUMBER = 1e15  # for a time or an age in seconds, so that no sum or product of two is infinite
 OPERATOR = "operator"  # the source of a quarantine that an operator has requested; no sensor has this name
 
 

@@ -230,7 +230,7 @@ def _word(raw: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadReport(f"{name} is {_brief(value)}; expected a text")
+        raise BadReport(f"{name} is {_brief(value)}; expected text")
     return value[:MAX_WORD]
 
 

@@ -35,7 +35,7 @@ class _Trouble(NamedTuple):
     node: NodeView
     is_bad: bool
     own: frozenset[str] = frozenset()  # signatures of faults that no storm may delay any longer
-    signatures: frozenset[str] = frozenset()  # of all unhealthy findings
+    signatures: frozenset[str] = frozenset()  # the signatures of all unhealthy findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFindi
 
 
 def counted_or_all(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the findings that show when the node became unhealthy: all, or only those without a waiver.
+    """Return the findings that show when the node became unhealthy.
 
-    If there are findings that no waiver covers, return only these: an old finding that an operator has waived
-    must not make the new ones look old.
+    These are the findings that no waiver covers, or all findings if waivers cover all of them. An old finding
+    that an operator has waived must not make the new ones look old.
     """
     found = counted(node, now_s, policy)
     if found or node.report is None:
