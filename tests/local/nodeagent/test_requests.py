@@ -51,7 +51,7 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
 
 def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fake: Fake) -> None:
     done = node("release", "--for", "10m", "--state-dir", str(tmp_path / "state"))
-    assert (done.returncode, "no agent runs" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "no agent is running" in done.stdout) == (0, True), done.stderr
     with serving(tmp_path / "state", fake) as agent:
         agent.until(lambda health: bool(health["released"]))
         fake.until(lambda state: state.attached == 0)
