@@ -19,10 +19,10 @@ SWITCH_S = 0.0005
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
-    Bad input and a package that is not installed print one line and return 2, or 64 for `check`. Output that
-    cannot be written returns 120, or 141 if its reader has closed the pipe, but a `check` that has judged the
-    node returns the code of its verdict. A `check` that fails in any other way has judged nothing: it prints
-    the traceback and returns 3.
+    For bad input or a missing package, print one line and return 2 (64 for `check`). If the output cannot be
+    written, return 120, or 141 if the reader has closed the pipe. However, a `check` that has judged the node
+    always returns the code of its verdict. A `check` that fails in any other way has not judged the node: it
+    prints the traceback and returns 3.
     """
     sys.setswitchinterval(SWITCH_S)
     checks = argv[:1] == ["check"]
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         _say(f"holdfast: {error}\n")
         output.discard()
         return exit_codes.NOT_WRITTEN
-    except Exception as error:  # a script must not take the failure of `check` for the verdict "degraded"
+    except Exception as error:  # a script must not mistake a failed `check` for the verdict "degraded"
         if isinstance(error, ModuleNotFoundError) and (lacks := parts.lacking("nodeagent", error)):
             return _refused(lacks, checks)
         if not checks:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _obey(argv: Sequence[str]) -> int:
-    # The imports are inside, because a failure to import must not look like a verdict either.
+    # Import here, because a failed import must not look like a verdict either.
     from nodeagent.cli import options
 
     asked = options.parse(argv)
@@ -58,7 +58,7 @@ def _obey(argv: Sequence[str]) -> int:
 
 def _refused(why: str, checks: bool) -> int:
     _say(f"holdfast: {why}\n")
-    # 2 is the code of an unhealthy node, which a script must not confuse with a typo.
+    # For `check`, 2 means an unhealthy node, and a script must not mistake a typo for that.
     return exit_codes.USAGE if checks else exit_codes.BAD_INPUT
 
 

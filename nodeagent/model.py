@@ -15,7 +15,7 @@ from types import MappingProxyType
 MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
 GONE = "gone"  # the check that a sensor uses to report that an entity no longer exists (value 1)
-VERDICT_XID = 154  # the driver recommends an action with this Xid: its verdict on another Xid
+VERDICT_XID = 154  # the driver uses this Xid to recommend an action: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
@@ -39,7 +39,8 @@ ORIGINS: Mapping[str, str] = MappingProxyType(
         "operator": OPERATOR,
     }
 )
-# The agent's own reports about one of these sensors concern the driver, which does not answer the sensor.
+# When the agent itself reports on one of these sensors, the driver is at fault: it does not answer the
+# sensor.
 GPU_SENSORS = ("nvml-events", "nvml-polling")
 _OF_DRIVER = tuple(f"sensor/{each}" for each in GPU_SENSORS)
 _DRIVERS_OWN = ("gpu", DRIVER, "nvswitch")  # the kinds of entities that only the driver logs about
@@ -51,7 +52,7 @@ def kind_of(entity: str) -> str:
 
 
 def origin_of(source: str, entity: str, is_sample: bool = False) -> str:
-    """Return the origin of a sensor's evidence about an entity; of an unknown sensor, its name.
+    """Return the origin of a sensor's evidence about an entity, or the sensor's name if it is not known.
 
     Args:
         is_sample: True for a reading that a sensor has taken, False for an event that was reported to it.
@@ -80,7 +81,7 @@ def gpu_entity(bus_id: str) -> str:
 
 
 def normalized_pci(bus_id: str) -> str:
-    """Return a PCI address as sysfs writes it, such as `0000:3b:00.0`; other text in lower case."""
+    """Return a PCI address as sysfs writes it, such as `0000:3b:00.0`; return other text in lower case."""
     text = bus_id.lower().removeprefix("pci:")
     address, _, function = text.partition(".")
     parts = address.split(":")
@@ -122,10 +123,11 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The actions, in ascending order of precedence: a verdict names the last one of its worst findings.
+    """The actions, in ascending order of precedence: a verdict names the last action of its worst findings.
 
-    This is not the order of cost, by which the supervisor ranks findings (`holdfast.node_report`): a verdict
-    names `CONTACT_SUPPORT` even if another finding needs a remedy. Stored findings contain the numbers.
+    The supervisor ranks findings by a different order, the cost of the action (`holdfast.node_report`). A
+    verdict names `CONTACT_SUPPORT` even if another finding needs a remedy. Stored findings contain the
+    numbers.
     """
 
     NONE = 0
@@ -168,8 +170,8 @@ class HealthFinding:
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
     device: str = ""  # the UUID or serial number of the GPU, if it is known
-    of_events: bool = False  # about events, or a counter's growth; False: about what samples show
-    of_gpus: bool = False  # the policy says that its check is about the GPUs, whatever the entity
+    of_events: bool = False  # True: about events or a counter's growth; False: about samples
+    of_gpus: bool = False  # the policy says that its check is about the GPUs, no matter what the entity is
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 One thread runs the loop. Each cycle takes the sensors' observations from the inbox, gets the findings from
 the evaluator, publishes the verdicts, and hands the state to the writer (`state_writer`). A change is
-reported once it is saved, or once saving it has failed or taken too long. Nothing blocks this thread.
+reported after it has been saved, or when saving has failed or takes too long. Nothing blocks this thread.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Published:
     problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
     policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
-    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the driver and each GPU
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # about the driver and each GPU
     released: Released | None = None
 
     @property
     def ready(self) -> bool:
-        """True once every sensor has been tried."""
+        """True if every sensor has been tried."""
         return bool(self.sensors) and all(each.tried for each in self.sensors)
 
 
@@ -89,7 +89,7 @@ class Released:
 class _Submitted:
     """Changes handed to the writer, and the time of the handover."""
 
-    number: int  # of the submission
+    number: int  # the number of the submission
     since: float  # monotonic
     changes: list[dict[str, Any]]
 
@@ -104,10 +104,10 @@ class Agent:
     folder: Path | None  # None: nothing is saved
     report: Callable[[Sequence[dict[str, Any]]], None]
     branch: Callable[[], int | None] = lambda: None
-    problems: tuple[str, ...] = ()  # of the start
+    problems: tuple[str, ...] = ()  # found at startup
     policy_file: PolicyFile | None = None  # None: `policy` remains in force
     note: Callable[[Note], None] = lambda _: None  # writes to the log
-    claim: Claim | None = None  # of the folder; None: the disk did not allow it yet, or nothing is saved
+    claim: Claim | None = None  # the folder's claim; None: the disk did not allow it yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
@@ -190,7 +190,7 @@ class Agent:
             each.start()
 
     def _end_findings_of_others(self, names: set[str]) -> None:
-        """End the findings about sensors that only an earlier agent had, as nothing else would end them."""
+        """End findings about sensors that only an earlier agent had, because nothing else would end them."""
         now_s, kept = self.clock.now_s(), {*NO_SENSORS, *(f"sensor/{each}" for each in names)}
         about = {each.entity for each in self.evaluator.findings(now_s)}
         for entity in sorted(each for each in about - kept if kind_of(each) == "sensor"):
@@ -237,9 +237,9 @@ class Agent:
             self.report(unsaved)
 
     def run_cycle(self, *, last: bool = False) -> Published:
-        """Run one cycle: take the inbox, evaluate, have the state saved, publish, and report changes."""
+        """Run one cycle: take the inbox, evaluate, hand over the state, publish, and report changes."""
         now_s = self.clock.now_s()
-        # Read the positions before the inbox, so that this cycle's observations include all that the
+        # Read the positions before the inbox, so that this cycle's observations include everything that the
         # positions cover.
         positions = {each.sensor.name: each.position for each in self.watched}
         self._follow_policy()
@@ -271,11 +271,11 @@ class Agent:
         return released or before
 
     def _blind(self) -> list[str]:
-        """Return the sensors that cannot measure now, whatever the reason."""
+        """Return the sensors that cannot measure now, for any reason."""
         return [each.sensor.name for each in self.watched if not each.status().sees]
 
     def _follow_policy(self) -> None:
-        """Use the policy that is in force now, and write a change or a rejected file to the log."""
+        """Use the policy that is in force now, and log a change or a rejected file."""
         before, now = self._in_force, self._in_force if self.policy_file is None else self.policy_file.current
         if now is before:
             return
@@ -357,14 +357,14 @@ class Agent:
         return self.inbox.dropped + self.evaluator.dropped
 
     def _submit(self, now_s: float, positions: Mapping[str, Any]) -> None:
-        """Number the pending changes, and have the state saved."""
+        """Number the pending changes, and hand the state to the writer."""
         numbered = self.state.add(self._pending)
         self._pending = []
         self.state.last_s = max(self.state.last_s, now_s)
         self.state.evidence = self.evaluator.dump()
         self.state.positions.update({k: v for k, v in positions.items() if v is not None})
         self._saved = time.monotonic()
-        number = 0  # counts as saved, because nothing is saved
+        number = 0  # treated as saved, because this agent does not save its state
         if self._writer is not None:
             number = self._writer.submit(saved_state.encode(self.state))
         if numbered or self._writer is not None:
@@ -373,7 +373,7 @@ class Agent:
     def _take_reportable(self, *, everything: bool = False) -> list[dict[str, Any]]:
         """Return the changes to report now, even if saving failed, because every fault must be reported.
 
-        They are saved, or the writer failed to save them or has had them for too long.
+        The writer has saved these changes, has failed to save them, or has had them for too long.
         """
         finished = 0 if self._writer is None else self._writer.outcome.number
         overdue = time.monotonic() - SAVE_DEADLINE_S
@@ -391,7 +391,7 @@ class Agent:
         return found
 
     def _note_saved(self, now_s: float) -> None:
-        """Report whether the state is saved, after each save and once a save is overdue."""
+        """Report whether the state is saved, after each save and when a save is overdue."""
         if self._writer is None:
             return
         outcome = self._writer.outcome

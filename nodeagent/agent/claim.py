@@ -2,10 +2,11 @@
 
 The owner holds a lock on the file `lock`. A process with a thread in an uninterruptible call keeps its lock
 after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. So a successor that
-finds the lock held asks the owner for an answer, and takes over if it gets none, by creating `lock.1`, the
-lock of the next generation. Each generation writes to its own files (`saved_state`), out of reach of a former
-owner that is still writing. An owner that finds a later generation's lock stops. Once all former owners have
-ended, the next agent returns to the first generation. An owner removes the temporary files of former ones.
+finds the lock held asks the owner for an answer. If it gets none, it takes over by creating `lock.1`, the
+lock of the next generation. Each generation has its own files (`saved_state`), so a former owner that is
+still writing does not damage them. An owner that finds a later generation's lock stops. When all former
+owners have ended, the next agent returns to the first generation. An owner removes the temporary files of
+former owners.
 
 To ask, the successor sets the modification time of the lock file to 1970; to answer, the owner sets any other
 time. This works on a full disk, and between containers that cannot see each other's processes.
@@ -57,7 +58,7 @@ class Claim:
         return newest_generation(self.folder) > self.generation
 
     def release(self) -> None:
-        """Give up the folder. Call this only once nothing is being written to it."""
+        """Give up the folder. Call this only when nothing is being written to it."""
         os.close(self._descriptor)
 
 
@@ -90,8 +91,8 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)
-    # What is left on a failing disk does no harm. If the disk allowed no claim earlier, a copy of the policy
-    # file may be being written now; it is then written again.
+    # Files left on a failing disk do no harm. If the disk did not allow the claim at startup, this may remove
+    # the temporary file of a policy copy that is being written now; the copy is then written again.
     with suppress(OSError):
         durable.remove_debris(folder, owned=True)
     return Claim(folder, generation, descriptor, took_over)

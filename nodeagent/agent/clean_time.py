@@ -1,10 +1,10 @@
 """Measures how long a watched node has had no findings. Pure.
 
 This decides when the node may return to service. Time without a running agent is no evidence of health, so
-the count restarts after a gap, and pauses during the short gap while the agent restarts. Otherwise, an agent
-that exits soon after each start would count hours during which nothing was watched. Time during which the
-fault could not have been seen is no evidence either, so the count pauses while a sensor that reported the
-newest findings is blind, and while an operator has the GPUs released.
+the count restarts after a long gap and pauses during a short one, such as a restart of the agent. Without the
+pause, an agent that exits soon after each start would count hours during which nothing was watched. Time
+during which the fault could not have been seen is no evidence either, so the count also pauses while a sensor
+that reported the newest findings is blind, and while an operator has released the GPUs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ GAP_S = 180.0  # the state is saved every minute, and an upgrade of the agent ta
 
 @dataclass(frozen=True, slots=True)
 class CleanTime:
-    """The agent times that the clean times count from; None if unknown."""
+    """The agent times from which the clean times are counted; None if unknown."""
 
     watched_s: float | None = None  # the time since which all sensors have been watching
     unhealthy_s: float | None = None  # the last time that anything was unhealthy
     found_s: float | None = None  # the last time that there was any finding
-    # How long the count without unhealthy findings, and the count without any findings, have paused.
+    # How long each of the two counts has paused: without unhealthy findings, and without any findings.
     paused_s: tuple[float, float] = (0.0, 0.0)
-    # The sensors that each count needs: those of the newest unhealthy findings; for the second count, also
-    # those of the newest findings of any level.
+    # The sensors that each count needs: the sensors that reported the newest unhealthy findings; for the
+    # second count, also the sensors that reported the newest findings of any level.
     needs: tuple[Names, Names] = (frozenset(), frozenset())
     # The next three are not saved.
-    at_s: float | None = None  # of the last cycle, or of the last save before the restart
+    at_s: float | None = None  # the time of the last cycle, or of the last save before the restart
     blind: Names = frozenset()  # the sensors that could not measure at that time
     is_resumed: bool = False  # there has been no cycle since the restart
 
@@ -50,7 +50,7 @@ class CleanTime:
         """Return the times after a cycle.
 
         Args:
-            ready: True once every sensor has been tried.
+            ready: True if every sensor has been tried.
             released: True if the GPUs were released at some time since the last cycle.
             blind: The sensors that cannot measure now.
         """
@@ -70,7 +70,7 @@ class CleanTime:
         )
 
     def _after_a_cycle(self, now_s: float, released: bool, blind: Names) -> CleanTime:
-        """Return the times, counting the time since the last cycle as a pause if it was one."""
+        """Return the times; add the time since the last cycle to the pauses if the counts were paused."""
         if self.at_s is None:
             return self
         for_s, unseen = now_s - self.at_s, self.blind | blind
@@ -80,7 +80,7 @@ class CleanTime:
         return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
 
     def _needed(self, at: int, found: Sequence[HealthFinding], last_s: float | None) -> Names:
-        """Return the sensors of the newest findings: all that have reported one since there last was none."""
+        """Return the sensors of the newest findings: all that reported any since a time without findings."""
         if not found:
             return self.needs[at]
         sources = frozenset(source for each in found for source in each.sources)
@@ -88,10 +88,10 @@ class CleanTime:
         return sources if is_first else sources | self.needs[at]
 
     def resumed(self, last_s: float, now_s: float, released_until_s: float = -inf) -> CleanTime:
-        """Return the times saved at `last_s`, without those that a gap has invalidated.
+        """Return the times saved at `last_s`, except for times that a gap has invalidated.
 
-        A short gap, or one that a release of the GPUs explains, invalidates nothing. The time from the save
-        to the first cycle is not counted, nor is any time after that until the needed sensors have looked.
+        A short gap, or a gap explained by a release of the GPUs, invalidates nothing. The time from the save
+        to the first cycle does not count, and neither does the time until the needed sensors have looked.
         """
         explained_s = max(last_s, min(released_until_s, now_s))
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):
@@ -103,7 +103,7 @@ class CleanTime:
         return replace(self, paused_s=(clean_s + clean_for_s, quiet_s + quiet_for_s))
 
     def as_json(self, now_s: float) -> dict[str, float | None]:
-        """Return the time without unhealthy findings, without any, and since the last unhealthy finding."""
+        """Return the times without unhealthy findings, without findings, and since the last unhealthy one."""
         ended_s = self.unhealthy_s
         clean_s, quiet_s = self.paused_s
         return {
@@ -113,7 +113,7 @@ class CleanTime:
         }
 
     def needs_as_json(self) -> dict[str, list[str]]:
-        """Return the sensors without which each of the two times pauses, sorted."""
+        """Return the sensors that each of the two times needs, sorted; without them, the time pauses."""
         clean, quiet = self.needs
         return {"clean_needs": sorted(clean), "quiet_needs": sorted(quiet)}
 

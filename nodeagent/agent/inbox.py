@@ -2,10 +2,10 @@
 
 Sensors repeat samples but not events, so the two wait in separate queues, and a flood of samples cannot push
 out an event. Events are queued by the worst level that they may lead to. If there are too many, the oldest of
-the least grave events is dropped, so a flood of harmless events cannot push out a fault, or an event that
+the least severe events is dropped, so a flood of harmless events cannot push out a fault, or an event that
 ends one.
 
-Of identical waiting events, the inbox keeps only the first and the newest. Those in between make no
+Of identical waiting events, the inbox keeps only the first and the newest. The events in between make no
 difference, but a reset may have occurred between the first and the newest. An event wakes the agent
 immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
 one cycle handles them all.
@@ -42,7 +42,7 @@ def gravity(policy: HealthPolicy, event: Observation) -> Level:
         return Level.HEALTHY
     code = int(event.value)
     meaning = policy.meaning(event.check, code, event.variant)
-    # The GPU's model and the driver's branch are not known here, so the worst meaning counts.
+    # The GPU's model and the driver's branch are not known here, so the worst meaning is used.
     meant = [meaning, *(each.meaning for each in policy.models if (event.check, code) == ("xid", each.code))]
     return max(max(each.level, each.recurs.level if each.recurs else each.level) for each in meant)
 
@@ -69,7 +69,7 @@ class Inbox:
                 is_event = self._is_event(each)
                 urgent = urgent or is_event
                 self._put(each, is_event)
-            # One ring is enough for all samples of a cycle: each would wake the agent for nothing.
+            # One ring is enough for all samples of a cycle; more would wake the agent for nothing.
             rings = urgent or (count > 0 and not self._has_rung)
             self._has_rung = self._has_rung or count > 0
         if rings:
@@ -120,7 +120,7 @@ class Inbox:
             return
 
     def drain(self) -> list[Observation]:
-        """Return all waiting observations: events first, the gravest before the others."""
+        """Return all waiting observations: events first, and of these the most severe first."""
         with self._lock:
             self._has_rung = False
             lines = (*self._events.values(), self._samples)

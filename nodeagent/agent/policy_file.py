@@ -1,9 +1,9 @@
-"""Reload the operator's policy file while the agent runs: a valid change takes effect, a mistake does not.
+"""Reloads the operator's policy file while the agent runs: a valid change takes effect, a mistake does not.
 
 The file is read at the start, again every few seconds, and on SIGHUP. If its content has changed and is
 valid, the agent uses it from the next cycle on. If the file is missing, unreadable or wrong, the last good
-policy stays in force, even across restarts, thanks to a copy beside the saved state. One mistake in a file
-that a whole fleet mounts must not stop every agent.
+policy stays in force, even across restarts, because a copy is kept beside the saved state. One mistake in a
+file that a whole fleet mounts must not stop every agent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PolicyInForce:
 
 
 class PolicyFile:
-    """Follows the file as a sensor without observations, so that a hanging disk delays no other part."""
+    """Follows the file. This is a sensor without observations, so a hanging disk delays nothing else."""
 
     name = "policy"
     period_s = WAIT_S

@@ -1,9 +1,9 @@
 """The agent's state on disk: one small file, replaced as a whole, with the previous version beside it.
 
-Every change is saved before it is reported elsewhere, so none is reported again after a restart. The file
-contains a line with a checksum, then JSON; a torn, corrupt, unreadable or hostile file counts as missing, as
-a whole: the evidence would be incomplete without the lines before the positions in the logs. Each generation
-of owners (`claim`) has its own files.
+Every change is saved before it is reported elsewhere, so no change is reported again after a restart. The
+file contains a line with a checksum, then JSON. A torn, corrupt, unreadable or hostile file is treated as
+missing. It is never used in part: with its log positions but without its evidence, the lines before these
+positions would be lost. Each generation of owners (`claim`) has its own files.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def write(folder: Path, content: bytes, generation: int = 0) -> None:
 
 
 def _keep_previous(folder: Path, name: str, before: str) -> None:
-    # A link instead of a rename: the file exists at every moment.
+    # Link the file instead of renaming it, so that it exists at every moment.
     spare = durable.temporary_path(folder, before)
     try:
         os.link(folder / name, spare)
@@ -144,11 +144,11 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
     Args:
         folder: The folder of the files.
-        set_aside: True to rename a file that cannot be used, to protect it, and the previous version, from
+        set_aside: True to rename a file that cannot be used, to protect it and the previous version from
             `save`.
 
     Raises:
-        OSError: a file exists, cannot be read, and no other can be used; or this user may not read it.
+        OSError: a file cannot be read and no other file can be used, or this user may not read a file.
     """
     problems: list[str] = []
     unread: OSError | None = None
@@ -173,7 +173,7 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
 
 
 def _set_aside(path: Path, label: str) -> str:
-    """Rename a file, so that a newer agent or a person can still use it. Return a clause that says so."""
+    """Rename a file, so that a newer agent or a person can still use it. Return a clause for the message."""
     kept = path.with_name(f"{path.stem}.{label}.json")
     try:
         path.replace(kept)
@@ -214,7 +214,7 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "calm": state.clean_time.dump(),
         "calm_released_s": list(
             state.clean_time.paused_s
-        ),  # the name dates from when only a release paused it
+        ),  # the name is from a version in which only a release paused the counts
         "calm_needs": [sorted(each) for each in state.clean_time.needs],
         "evidence": state.evidence,
         "positions": state.positions,

@@ -18,7 +18,7 @@ RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes abo
 REPORT_AFTER_S = 5.0  # longer calls are reported in every cycle
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
-RELEASED = "closed, because an operator has the GPUs released"
+RELEASED = "closed, because an operator has released the GPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class SensorStatus:
     in_call: bool
     left_out: tuple[Omission, ...] = ()  # the checks and entities that it omits, with reasons
     nothing_there: bool = False  # blind only because the node has nothing to observe
-    released: bool = False  # closed only because an operator has the GPUs released
-    step: str = ""  # the driver call within the current call, if the sensor marks them
-    step_s: float = 0.0  # its duration; of the current call if the sensor marks none
+    released: bool = False  # closed only because an operator has released the GPUs
+    step: str = ""  # the driver call within the current call, if the sensor marks its driver calls
+    step_s: float = 0.0  # the duration of the step; if the sensor marks none, of the current call
 
     @property
     def tried(self) -> bool:
-        """True once the sensor has been read, has reported that it is blind, or hangs."""
+        """True if the sensor has been read, has reported that it is blind, or hangs."""
         return self.why != NOT_YET or (self.in_call and self.call_s >= REPORT_AFTER_S)
 
 
@@ -51,7 +51,7 @@ class FittedSensor:
     sensor: Sensor
     position: Callable[[], Any] = lambda: None  # where the sensor continues after a restart
     left_out: Callable[[], tuple[Omission, ...]] = tuple
-    releases: bool = False  # it is closed while an operator has the GPUs released
+    releases: bool = False  # it is closed while an operator has released the GPUs
     sees_xids: bool = False
     reads_state: bool = False  # it uses the disk of the saved state
 
@@ -69,8 +69,8 @@ class SensorThread:
         """Create the object without starting the thread.
 
         Args:
-            fitted: Its `position` is called in the sensor's thread after each read, and its `left_out` at
-                the same times and by this constructor.
+            fitted: Its `position` and its `left_out` are called in the sensor's thread after each read; its
+                `left_out` is also called by this constructor.
             released: Returns whether the GPUs are released now.
         """
         self.fitted = fitted
@@ -99,7 +99,7 @@ class SensorThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Request that the thread end; it ends once its current call returns."""
+        """Ask the thread to end; it ends when its current call returns."""
         self._stop.set()
         self._nudge.set()
 
@@ -119,7 +119,7 @@ class SensorThread:
         step, marked = self._progress.newest()
         step, step_s = (step if marked >= began > 0 else ""), now - max(began, marked) if began else 0.0
         sees, why, nothing_there = self._sees, self._why, self._nothing_there
-        if step_s >= REPORT_AFTER_S:  # what it saw before its call says nothing about now
+        if step_s >= REPORT_AFTER_S:  # its earlier readings do not show the current state
             sees, why, nothing_there = False, f"a call has not returned{f': {step}' if step else ''}", False
         return SensorStatus(
             self.sensor.name, sees, why, self._calls, self._observations, took_s, began > 0,
@@ -189,10 +189,10 @@ class SensorThread:
 def stuck_calls(
     all_watched: Iterable[SensorThread], reported: set[str], now_s: float
 ) -> Iterator[Observation]:
-    """Yield the duration of each sensor's current call while it is overdue, and 0 once it has returned.
+    """Yield the duration of each sensor's current call while it is overdue, and 0 when it has returned.
 
-    If the sensor marks the driver calls that it makes, the duration is that of the newest call, because a
-    sweep of many slow calls does not hang.
+    If the sensor marks the driver calls that it makes, the duration of the newest driver call is used,
+    because a sweep of many slow calls does not hang.
 
     `reported` holds the names of the sensors reported earlier, and is updated.
     """
@@ -218,8 +218,8 @@ def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bo
 def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:
     """Return True if no sensor can see Xids now, although the node has GPUs.
 
-    Returns None while that is unknown, because a sensor has not been tried yet or an operator has the GPUs
-    released.
+    Returns None while that is unknown, because a sensor has not been tried yet or an operator has released
+    the GPUs.
     """
     found = tuple(statuses)
     if any(each.sees or each.nothing_there for each in found) or not found:

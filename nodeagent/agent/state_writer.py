@@ -1,7 +1,8 @@
-"""Saves the agent's state in a separate thread, where a hanging disk delays nothing else.
+"""Saves the agent's state in a separate thread, so that a hanging disk delays nothing else.
 
-Only the newest content waits: while a write hangs, each `submit` replaces the last, and the newest is written
-once the hang is over. The same thread answers a successor that asks whether this agent is alive (`claim`).
+Only the newest content waits: while a write hangs, each `submit` replaces the waiting content, which is
+written when the disk answers. The same thread answers a successor that asks whether this agent is alive
+(`claim`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class StateWriter:
             claimed: The ownership of the folder; None if the disk did not allow it yet. The writer then
                 claims the folder before it writes.
             done: Called in the writer's thread after each write, whether it succeeded or not.
-            superseded: Called in the writer's thread once a successor has taken over; nothing is written
-                then.
+            superseded: Called in the writer's thread when a successor has taken over; nothing is written
+                after that.
         """
         self._folder, self._claim = folder, claimed
         self._done, self._superseded = done, superseded
@@ -54,7 +55,7 @@ class StateWriter:
         self._thread.start()
 
     def submit(self, content: bytes) -> int:
-        """Have `content` written, replacing any content that still waits.
+        """Queue `content` to be written; it replaces content that is still waiting.
 
         Returns its number, and never blocks.
         """

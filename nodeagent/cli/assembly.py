@@ -42,21 +42,21 @@ from nodeagent.sysfs.sensor import SysfsSensor
 QUICK = (0.2, 5.0)  # seconds between two readings in a short run: minimum and maximum
 READINGS = 3  # how often a short run reads each counter; a rate needs two readings
 
-# How long the start waits for a disk that does not answer: that of the saved state, including a takeover from
-# an owner that does not answer, then that of the policy file, then for what is left without that disk, and
-# then that of the host's machine id.
+# How long startup waits for disks that do not answer: first for the saved state, including a takeover from an
+# owner that does not answer; then for the policy file; then for the policy file without the disk that hangs;
+# and last for the host's machine id.
 READ_S = 5.0
 STATE_S = claim.ANSWER_S + READ_S
 POLICY_S = 2.5
 MACHINE_ID_S = 2.0
 DISK_S = STATE_S + 2 * POLICY_S + MACHINE_ID_S  # at most, all together
 
-# These errors mean a bad disk, not a mistake. The agent starts anyway, because that may be when it is needed
-# most.
+# These errors indicate a bad disk, not a configuration mistake. The agent starts anyway, because it may be
+# needed most at that moment.
 _DISK = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),
     *(errno.EUCLEAN, errno.EBADMSG),  # the file system or its checksums are damaged
-    *(errno.ENODEV, errno.ENXIO, errno.ESTALE),  # its device, or its server, is gone
+    *(errno.ENODEV, errno.ENXIO, errno.ESTALE),  # the device or the server of the file system is gone
 )
 
 
@@ -68,7 +68,7 @@ class AgentParts:
     clock: Clock
     state: SavedState
     folder: Path | None  # the folder for the saved state; None: read-only
-    claim: Claim | None  # of that folder; None: read-only, or the disk does not allow it yet
+    claim: Claim | None  # the claim on that folder; None: read-only, or the disk does not allow it yet
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]
@@ -76,7 +76,7 @@ class AgentParts:
     requests: OperatorRequests
     identity: Mapping[str, str]
     test: bool
-    disk_answers: threading.Event | None  # None unless the disk hung at the start; set once it answers
+    disk_answers: threading.Event | None  # None unless the disk hung at startup; set when it answers
     policy_file: PolicyFile | None = None  # None: the policy does not change while the agent runs
 
     def about(self) -> dict[str, Any]:
@@ -166,9 +166,9 @@ def _pause_s(look_s: float) -> float:
 
 
 def load_policy(path: Path | None) -> HealthPolicy:
-    """Return the policy with any changes of the operator.
+    """Return the policy with the operator's changes, if any.
 
-    Raises BadInput with all mistakes in the file, or if its disk does not answer.
+    Raises BadInput if the file has mistakes, listing all of them, or if its disk does not answer.
     """
     try:
         return DiskCall(lambda: _read_policy(path)).result(READ_S)
@@ -196,7 +196,7 @@ class _Loaded:
     state: SavedState
     claim: Claim | None
     problems: tuple[str, ...]
-    policy_file: PolicyFile | None = None  # None for a process that only reads; it keeps a copy in the folder
+    policy_file: PolicyFile | None = None  # keeps a copy in the folder; None for a process that only reads
     hung: DiskCall[Any] | None = None  # the call that the folder's disk has not answered
 
 
@@ -216,7 +216,7 @@ def _without_the_disk(options: argparse.Namespace, hung: DiskCall[Any], for_s: f
 
 
 def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
-    """Add the policy file. If a disk does not answer, use what the others have, and read the file later."""
+    """Add the policy file. If a disk does not answer, use what can be read, and read the file later."""
 
     def made(folder: Path | None, reads_now: bool = True) -> PolicyFile:
         path = options.policy or POLICY_FILE
@@ -227,7 +227,7 @@ def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
         return replace(loaded, policy_file=DiskCall(lambda: made(folder)).result(POLICY_S))
     if folder is not None:
         kept, alone = DiskCall(lambda: made(folder, False)), DiskCall(lambda: made(None))
-        with suppress(NoAnswer):  # the disk of the file hangs, and that of the saved state does not
+        with suppress(NoAnswer):  # the policy file's disk hangs, but the saved state's disk does not
             return replace(loaded, policy_file=kept.result(POLICY_S))
         loaded = _without_the_disk(options, kept, POLICY_S)
         with suppress(NoAnswer):

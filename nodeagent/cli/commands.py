@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # the other commands do not load the server
 
 T = TypeVar("T")
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
-DRAIN_S = 0.3  # how long to wait for the reader of stdout after everything is saved
+DRAIN_S = 0.3  # after everything is saved: how long to wait until stdout has been read
 ASK_S = 5.0
-CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: exit_codes.NOT_JUDGED}  # of `check`
+CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: exit_codes.NOT_JUDGED}  # for `check`
 CLOSE_S = 30.0  # limit for the agent to close NVML, which takes about 10 s, or more if a call is slow
 NOT_CLOSED = 1
 TESTS = "test"  # the folder that `serve --test` uses within the state folder
@@ -177,7 +177,7 @@ def _publishing_metrics(publisher: NodePublisher | None) -> Sequence[Collector]:
 
 
 def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threading.Event) -> None:
-    """Report that nothing is saved. Once the disk answers, end the agent, to be restarted with its state."""
+    """Report that nothing is saved. When the disk answers, stop the agent; a restart then loads its state."""
     text = parts.problems[0]
     agent.inbox.put(
         (Observation(parts.clock.now_s(), "memory_lost", "sensor/memory", "agent", 1.0, text=text),)
@@ -278,7 +278,7 @@ def forget(options: argparse.Namespace) -> int:
 
 
 def release(options: argparse.Namespace) -> int:
-    """Have the running agent close NVML for a while, and return once it has."""
+    """Ask the running agent to close NVML for a while, and return when NVML is closed."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
     duration_s = 0.0 if options.end else options.for_s
     runs, asked = _recorded(
@@ -294,7 +294,7 @@ def release(options: argparse.Namespace) -> int:
     length = model.duration(options.for_s)
     if not runs:
         output.show(
-            f"no agent runs on {folder}; one that starts within {length} keeps NVML closed until then"
+            f"no agent is running on {folder}; if one starts within {length}, it keeps NVML closed until then"
         )
         return 0
     until = time.monotonic() + CLOSE_S
@@ -316,7 +316,7 @@ def _is_closed(folder: Path, asked: operator_requests.GpuRelease, until: float) 
 def _recorded(folder: Path, record: Callable[[], T]) -> T:
     """Return the result of a call that records a request in the folder.
 
-    Raises BadInput if the disk refuses it, or does not answer.
+    Raises BadInput if the disk rejects the request or does not answer.
     """
     try:
         return DiskCall(record).result(ASK_S)
@@ -360,8 +360,8 @@ def _foreign_memory(options: argparse.Namespace) -> str | None:
     except OSError:
         pass  # it exists, and belongs to another user
     return (
-        f"{mine} is empty: what the agent of {ROOT_STATE} has seen is not included; run this as its user, or "
-        f"with --state-dir {ROOT_STATE}"
+        f"{mine} is empty, so this does not include what the agent saved in {ROOT_STATE}; run this as the "
+        f"agent's user, or with --state-dir {ROOT_STATE}"
     )
 
 

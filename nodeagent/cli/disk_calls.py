@@ -1,4 +1,4 @@
-"""Bounds each wait for a disk that may hang: the call runs in a thread, because nothing can end it."""
+"""Bounds the wait for a disk that may hang. The call runs in its own thread, because nothing can end it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The disk has not answered in time; the call continues in its thread."""
+    """Raised if the disk has not answered in time; the call continues in its thread."""
 
 
 class DiskCall(Generic[T]):
-    """A call that has been started; `ended` is set once it has returned or failed."""
+    """A call that has been started; `ended` is set when the call has returned or failed."""
 
     def __init__(self, run: Callable[[], T]) -> None:
         self.ended = threading.Event()
@@ -32,7 +32,7 @@ class DiskCall(Generic[T]):
             self.ended.set()
 
     def result(self, within_s: float) -> T:
-        """Return what the call returns, or raise its error; raise NoAnswer after `within_s`."""
+        """Return the call's result or raise its error; raise NoAnswer if it takes longer than `within_s`."""
         if not self.ended.wait(within_s):
             raise NoAnswer
         if self._error is not None:

@@ -26,7 +26,7 @@ from nodeagent.policy.validation import listed, near_miss
 SUBJECTS = ("xid", "sxid", "check", "kernel")
 REASON_BIT = 20  # the first bit of a link-down reason in intrInfo: Xid 149 only
 Described = dict[str, Any]
-WIDTH = 9  # of the labels
+WIDTH = 9  # the width of the labels
 MAX_OTHERS = 60  # lines about other meanings of a code
 
 LabelledLines = Iterator[tuple[str, str]]  # label, text

@@ -22,10 +22,10 @@ def read_machine_id(root: Path | None) -> str:
 
 
 def of_node(name: str, provider_id: str, machine_id: str) -> Mapping[str, str]:
-    """Return the fields of the report that identify the node; "" for what is unknown.
+    """Return the fields of the report that identify the node; unknown ones are "".
 
     Args:
-        name: The name given by the operator; "" for the host name, which in a container is the pod's.
+        name: The name given by the operator; if "", the host name is used (in a container, the pod's name).
         provider_id: As in the cluster's `spec.providerID`.
         machine_id: As read from the host.
     """

@@ -35,7 +35,7 @@ examples
   holdfast node check                     look once: a table; 0 healthy, 1 degraded, 2 unhealthy, 3 unknown
   holdfast node serve                     run as a service: /healthz /readyz /metrics /v1/health /v1/events
   holdfast node explain xid 79            its meaning, source and remedy
-  holdfast node history --limit 20        findings raised and cleared, including before a restart
+  holdfast node history --limit 20        findings raised and cleared, including those before a restart
 """
 
 
@@ -106,21 +106,21 @@ _COMMANDS = {
     "check": (
         "look once and print a table",
         "Exit code: 0 healthy, 1 degraded, 2 unhealthy, 3 if nothing is degraded or unhealthy but"
-        " something could not be judged or the check failed, 64 for bad usage or a missing package. It is the"
-        " verdict even if the output cannot be written.",
+        " something could not be judged or the check failed, 64 for bad usage or a missing package. The exit"
+        " code is the verdict even if the output cannot be written.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
     "history": ("print the findings raised, changed and cleared on this node", ""),
     "inject": (
         "inject an observation into a running `serve --test`",
-        "An agent without `--test` refuses it.",
+        "An agent that runs without `--test` refuses it.",
     ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
-    "clear": ("clear the findings of one entity that an operator declares healthy", ""),
+    "clear": ("declare one entity healthy and clear its findings", ""),
     "release": (
-        "have the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
-        "It returns once the agent has closed NVML. `--end` has the agent open it again.",
+        "make the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
+        "It returns when the agent has closed NVML. With `--end`, the agent opens NVML again.",
     ),
     "forget": (
         "forget what the agent has learned about this node's hardware, after an intended change",
@@ -173,7 +173,7 @@ def _publishing(serve: _Parser) -> None:
         "--publish",
         action="store_true",
         help="write the node's health to its Node object in the cluster, as the conditions GpuHealthy and"
-        " TrainingNodeHealthy and as annotations; needs its name and the right to patch nodes/status",
+        " TrainingNodeHealthy and as annotations; needs the node's name and permission to patch nodes/status",
     )
     serve.add_argument(
         "--api-server",
@@ -187,7 +187,7 @@ def _publishing(serve: _Parser) -> None:
         type=Path,
         default=ACCOUNT,
         metavar="DIR",
-        help=f"with --publish: the folder with the files token and ca.crt, read at each write ({ACCOUNT})",
+        help=f"with --publish: the folder with token and ca.crt, which are read for each write ({ACCOUNT})",
     )
 
 
@@ -286,14 +286,14 @@ def _sensors(parser: _Parser) -> None:
         type=_COUNT,
         default=None,
         metavar="N",
-        help="number of InfiniBand ports that must be up (default: those that were up before)",
+        help="number of InfiniBand ports that must be up (default: the ports that were up before)",
     )
     parser.add_argument(
         "--ib-gbps",
         type=_RATE,
         default=None,
         metavar="X",
-        help="rate that InfiniBand ports must have (default: the best rate of each port so far)",
+        help="rate in Gb/s that each InfiniBand port must have (default: the port's best rate so far)",
     )
     parser.add_argument(
         "--gpus",

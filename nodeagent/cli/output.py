@@ -1,4 +1,4 @@
-"""Writes the commands' output to stdout, without the escape sequences of texts that others have chosen."""
+"""Writes the commands' output to stdout, and removes escape sequences from text that others have chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.protocol import foreign_text
 
 
 class Unwritten(OSError):
-    """The output cannot be written, for example because the disk is full; the message has one line."""
+    """Raised if the output cannot be written, for example on a full disk; the message has one line."""
 
 
 def show(*lines: str) -> None:

@@ -43,7 +43,7 @@ NEEDS: tuple[Need, ...] = (
         "journal", "group", "systemd-journal (or adm), and journalctl",
         "host: that group; container: the host's /var/log/journal read-only, --journal-dir, and user 0; the "
         "journal must be persistent",
-        "kernel lines where /dev/kmsg may not be read: details of Xids, SXids, storage and network faults",
+        "kernel lines where /dev/kmsg cannot be read: details of Xids, SXids, storage and network faults",
     ),
     Need(
         "host", "file", "the host's /proc",
@@ -54,7 +54,7 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "host", "file", "the host's file systems",
         "host: nothing; container: mount / of the host read-only, with mountPropagation HostToContainer",
-        "free space on file systems that the container does not mount; omitted ones are listed",
+        "free space on file systems that the container does not mount; the agent lists the ones it omits",
         ("disk_used", "inodes_used", "disk_read_only"),
     ),
     Need(

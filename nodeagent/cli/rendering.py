@@ -31,7 +31,7 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
     if (released := report.get("released")) is not None:
         closed = "NVML is closed" if released["closed"] else "NVML is not closed yet"
         left_s = max(0.0, released["until_s"] - report["at_s"])
-        lines.append(f"! an operator has the GPUs released for another {left_s:.0f} s: {closed}")
+        lines.append(f"! an operator has released the GPUs for another {left_s:.0f} s: {closed}")
     lines += [f"! {each}" for each in report["problems"]]
     blind = [each for each in report["sensors"] if not each["sees"]]
     seeing = [each["name"] for each in report["sensors"] if each["sees"]]

@@ -39,12 +39,12 @@ HEAD = """\
 
 Printed by `python -m nodeagent.cli.signals` from the tables in `nodeagent/policy/`. To change the page, change the tables and print it again.
 
-This page lists everything that the [node agent](node-agent.md) watches, with the conditions for each level, and those that
-clear each finding. An operator's file may override them. On a node, `node explain` prints the same for one code or
-check, including the operator's settings. The [runbooks](runbooks/node.md) describe the response to each finding.
+This page lists everything that the [node agent](node-agent.md) watches: the conditions for each level, and the conditions
+that clear each finding. An operator's file may override them. On a node, `node explain` prints the same for one code
+or check, including the operator's settings. The [runbooks](runbooks/node.md) describe the response to each finding.
 
 The action follows the arrow. Unhealthy: the node should get no new work. Degraded: the finding is reported, and the
-node keeps its work. Healthy: the finding is reported for the record, and for restarts of the application.
+node keeps its work. Healthy: the finding is only recorded, or the application needs a restart.
 """  # noqa: E501 (a paragraph of Markdown has lines of 120)
 
 _ABOUT_XIDS = """\

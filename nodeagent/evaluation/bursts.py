@@ -1,8 +1,8 @@
-"""Keeps the times of one event of one entity as bursts: storms of lines, seen by several sensors. Pure.
+"""Stores the times of one event of one entity as bursts: storms of lines that several sensors report. Pure.
 
-Events within three minutes of each other are one burst, whichever sensor reports them. A fault writes
-hundreds of lines, two sensors see each one, and after a restart some are read again. Bursts are unions of
-intervals, so order and repetition make no difference, and memory use is bounded.
+Events within three minutes of each other form one burst, no matter which sensor reports them. A fault may
+write hundreds of lines, two sensors may report each line, and some lines are read again after a restart.
+Bursts are unions of intervals, so order and repetition make no difference, and memory use is bounded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class EventBursts:
     spans: list[Burst] = field(default_factory=list)
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
-    inherited: list[Burst] = field(default_factory=list)  # of dropped variants with this meaning
+    inherited: list[Burst] = field(default_factory=list)  # the bursts of dropped variants with this meaning
     recurring: list[Burst] = field(
         default_factory=list
-    )  # of dropped variants, the bursts at which the variant had recurred
+    )  # the bursts of dropped variants at which the variant had recurred
 
     @property
     def all_spans(self) -> list[Burst]:
@@ -55,12 +55,12 @@ class EventBursts:
         return before != (self.spans, self.texts, self.heard)
 
     def join(self, other: EventBursts) -> None:
-        """Add all that `other` has seen."""
+        """Add everything that `other` has recorded."""
         self.spans = union_bursts([self.spans, other.spans])
         self._join_the_rest(other)
 
     def inherit(self, other: EventBursts, recurring: Sequence[Burst] = ()) -> None:
-        """Add all that another variant of the same meaning has seen, keeping its bursts apart from these.
+        """Add everything that another variant of the same meaning has recorded; keep its bursts separate.
 
         Args:
             recurring: The bursts of `other` at which it had recurred. They are stored separately, because the
@@ -91,7 +91,7 @@ class EventBursts:
         return EventBursts(
             _clipped(self.spans, from_s, until_s),
             [each for each in self.texts if from_s <= each[0] < until_s],
-            # A sensor that has reported the event since may have reported it then, too.
+            # A sensor that reported the event later may have reported it during this period, too.
             {source: min(at_s, until_s) for source, at_s in self.heard.items() if at_s >= from_s},
             _clipped(self.inherited, from_s, until_s),
             _clipped(self.recurring, from_s, until_s),
@@ -106,8 +106,8 @@ class EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
-            heard: Pairs of a sensor and a time. A sensor without a time, as stored by an older agent, counts
-                as having seen the newest burst.
+            heard: Pairs of a sensor and a time. Older agents did not store the time. A sensor without a time
+                is assumed to have seen the newest burst.
             inherited: The bursts of dropped variants.
             recurring: The bursts of dropped variants at which the variant had recurred.
         """
@@ -128,7 +128,7 @@ class EventBursts:
 def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
     """Return `spans` with `new`, merging spans within `GAP_S` of each other.
 
-    Beyond `MAX_BURSTS`, the oldest spans become one, which keeps the first event known.
+    Beyond `MAX_BURSTS`, the oldest spans are merged into one, so the time of the first event is kept.
     """
     return union_bursts([spans, [new]])
 
@@ -165,7 +165,7 @@ def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
 
 
 def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Omit bursts without a variant if another sensor has reported them with one."""
+    """Omit bursts without a variant if another sensor has reported them with a variant."""
     plain = variants.get("")
     if plain is None or len(variants) == 1:
         return variants

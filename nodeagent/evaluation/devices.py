@@ -3,7 +3,7 @@
 It also tracks the model and the MIG mode of each GPU, because they decide what some codes mean.
 
 Evidence is kept by slot, because a kernel line names only a PCI address. NVML names the GPU in each slot by
-its UUID. From these sightings, `eras` derives where, and when, the evidence about a slot's GPU was collected.
+its UUID. From these sightings, `eras` derives where and when the evidence about a slot's GPU was collected.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from nodeagent.model import Observation
 
-MAX_PLACEMENTS = 256  # 64 slots, and three exchanges of each
+MAX_PLACEMENTS = 256  # 64 slots with three exchanges each
 INVENTORY = "gpu_state"  # the check whose facts name the GPU
 MAX_NAME = 96
 MAX_MODELS = 256
-MAX_MODES = 16  # of one GPU; each change requires a reset
+MAX_MODES = 16  # per GPU; each change requires a reset
 MIG_ON = "on"  # in the facts of a GPU, as the current mode: `on, off pending`
 _SHARED = "@"  # separates a name that two GPUs claim from the slot of one of them
 
@@ -55,7 +55,7 @@ def named_device(seen: Observation) -> tuple[str, bool]:
 
 
 class DeviceSlots:
-    """The history of the slots. The order of the sightings matters, and a late one is ignored."""
+    """The history of the slots. The order of the sightings matters; late sightings are ignored."""
 
     def __init__(self) -> None:
         self._placements: list[_Placement] = []  # oldest first
@@ -85,7 +85,7 @@ class DeviceSlots:
     def _is_elsewhere(self, device: str, seen: Observation, boots: Sequence[float]) -> bool:
         """Return True if a GPU is seen where it was before it moved, although the node has not booted since.
 
-        No GPU is moved twice without a boot, so two GPUs must have the same name then.
+        A GPU cannot be moved twice without a boot, so in this case two GPUs must have the same name.
         """
         here, there = self._newest.get(seen.entity), self._of_device.get(device)
         if here is None or there is None or here is there or here.device != device:
@@ -93,7 +93,7 @@ class DeviceSlots:
         return seen.at_s >= there.from_s and not any(there.from_s < at_s <= seen.at_s for at_s in boots)
 
     def _tell_apart(self, device: str) -> None:
-        """Name each GPU that claims this name by its slot as well."""
+        """Add the slot to the name of each GPU that claims this name."""
         self._shared.add(device)
         placements, self._placements = self._placements, []
         self._newest.clear()
@@ -123,7 +123,7 @@ class DeviceSlots:
         return (*dict.fromkeys((device, device.partition(_SHARED)[0])), entity) if device else (entity,)
 
     def owners(self, entity: str) -> tuple[str, ...]:
-        """Return the slots whose GPUs this slot's evidence may be about: itself, and where its GPUs went."""
+        """Return the slots whose GPUs this slot's evidence may be about: itself, and where its GPUs moved."""
         went = {
             self._of_device[each.device].entity
             for each in self._placements
@@ -186,7 +186,7 @@ class DeviceSlots:
         return min([latest_s, *later])
 
     def explains(self, entity: str, at_s: float) -> bool:
-        """Return True if the eras already take account of an exchange that a sensor reports at this time."""
+        """Return True if the eras already account for an exchange that a sensor reports at this time."""
         own = [each for each in self._placements if each.entity == entity]
         return any(old.seen_s < at_s <= new.from_s for old, new in pairwise(own))
 
@@ -207,7 +207,7 @@ def _own_name(device: str, entity: str) -> str:
 
 
 def _exchanged_s(old: _Placement, first_seen_s: float, boots: Sequence[float]) -> float:
-    """Return when a GPU gave way to the next: at the last boot between their sightings, if there was one."""
+    """Return when a GPU was replaced by the next: at the last boot between their sightings, if any."""
     between = [at_s for at_s in boots if old.seen_s < at_s <= first_seen_s]
     return max(between, default=first_seen_s)
 
@@ -230,7 +230,7 @@ class _GpuHistory:
 
 
 class GpuModels:
-    """The name and the MIG modes of each GPU. Late sightings, and those without a name, are ignored."""
+    """The name and the MIG modes of each GPU. Sightings that are late or have no name are ignored."""
 
     def __init__(self) -> None:
         self._of: dict[str, _GpuHistory] = {}  # by GPU, or by slot if the GPU is not identified
@@ -245,7 +245,7 @@ class GpuModels:
         known = self._of.pop(gpu, None)
         self._of[gpu] = history = known or _GpuHistory(name, [_Mode(mig, seen.at_s, seen.at_s)])
         while len(self._of) > MAX_MODELS:
-            del self._of[next(iter(self._of))]  # the longest unseen
+            del self._of[next(iter(self._of))]  # the GPU that has not been seen for the longest time
         changed = known is None or history.name != name
         history.name = name
         return self._note_mode(history.modes, mig, seen.at_s) or changed
@@ -259,19 +259,20 @@ class GpuModels:
             newest.mig, newest.seen_s = mig, at_s
             return changed
         modes.append(_Mode(mig, at_s, at_s))
-        if len(modes) > MAX_MODES:  # the merged mode is off, the graver one
+        if len(modes) > MAX_MODES:  # the merged mode is off, because faults are more severe without MIG
             modes[:2] = [_Mode(False, modes[0].from_s, modes[1].seen_s)]
         return True
 
     def newest(self, *gpus: str) -> Model:
-        """Return the model of the first known one of `gpus`."""
+        """Return the model of the first GPU in `gpus` that is known."""
         history = self._history(gpus)
         return UNKNOWN_MODEL if history is None else (history.name, bool(history.modes[-1].mig))
 
     def during(self, first_s: float, last_s: float, *gpus: str) -> tuple[Model, ...]:
-        """Return the models that the first known one of `gpus` had during a period.
+        """Return the models that the first known GPU in `gpus` had during a period.
 
-        MIG counts as off between the sightings in two modes, because some faults then need a costlier remedy.
+        Between two sightings in different modes, MIG is assumed to be off, because some faults need a
+        costlier remedy without MIG.
         """
         history = self._history(gpus)
         if history is None:
@@ -291,7 +292,7 @@ class GpuModels:
         return next((self._of[each] for each in gpus if each in self._of), None)
 
     def dump(self) -> list[list[Any]]:
-        """Return all as JSON, for `load`."""
+        """Return everything as JSON, for `load`."""
         return [
             [gpu, each.name, [[mode.mig, mode.from_s, mode.seen_s] for mode in each.modes]]
             for gpu, each in self._of.items()

@@ -30,7 +30,7 @@ class Evaluator:
         self._judge = Judge(self._evidence, policy)
         self._retention = EvidenceRetention(self._evidence, self._judge)
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
-        self.until_s = inf  # when the last findings may change without new evidence
+        self.until_s = inf  # the time when the last findings may change without new evidence
         self._asked_s = inf
 
     @property
@@ -61,9 +61,9 @@ class Evaluator:
     def dropped(self) -> int:
         """How much was lost because of a limit.
 
-        It counts refused observations, evidence of current findings that made room for graver observations,
-        series given up while in use, and events or variants given up although they still counted towards a
-        recurrence.
+        Counts refused observations, evidence of current findings that was dropped for more severe
+        observations, series that were dropped while in use, and events or variants that were dropped while
+        they still counted towards a recurrence.
         """
         return self._retention.dropped
 
@@ -81,8 +81,9 @@ class Evaluator:
     def begin(self, now_s: float) -> None:
         """Set the time of the first look at this node, unless a memory was loaded.
 
-        A fault that a log reports from before then may have been remedied unseen. Its finding counts from the
-        first look, and is only degraded while the driver recommends no action for the GPU.
+        A log may report a fault from before that time, and the fault may have been remedied since. Its
+        finding starts at the first look, and is only degraded while the driver recommends no action for the
+        GPU.
         """
         evidence = self._evidence
         if evidence.first_look_s == -inf and not (evidence.series or evidence.events):
@@ -93,8 +94,8 @@ class Evaluator:
     def add(self, seen: Observation) -> bool:
         """Add one observation. Return False if it adds nothing or is refused.
 
-        It adds nothing if it is known, too late, not finite, or of an unknown check. Observations refused
-        because of a limit are counted in `dropped`.
+        It adds nothing if it is already known, too late, not finite, or about an unknown check. Observations
+        that are refused because of a limit are counted in `dropped`.
         """
         if not (isfinite(seen.at_s) and isfinite(seen.value)):
             return False
@@ -167,7 +168,7 @@ class Evaluator:
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all current findings, worst first; the same tuple until evidence or time changes them."""
         if now_s < self._asked_s:
-            self._judge.revise()  # findings that had cleared by then may be active at an earlier time
+            self._judge.revise()  # at the earlier time, findings may be active that have cleared since
         if self._findings is None or not self._asked_s <= now_s < self.until_s:
             found = list(self._judge.current(now_s))
             found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))
@@ -199,10 +200,10 @@ class Evaluator:
     # -- the memory
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
+        """Forget evidence that ended before `before_s` and was not seen since.
 
-        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
-        ago it was last seen.
+        An example is evidence about a removed disk. Evidence of a current finding, and evidence on which its
+        level depends, is kept, no matter how long ago it was last seen.
         """
         self._retention.forget(before_s)
         self._findings = None

@@ -1,13 +1,13 @@
 """Evaluates one event of one entity: its recurrence, the driver's verdict, its age, its end. Pure.
 
-Each burst is judged when it occurs. A finding lasts from the first burst after the previous end, and its
-newest burst decides how it ends. A judgement that asks for more than the newest one holds until its own
-remedy, because a repetition never makes a fault milder.
+Each burst is judged when it occurs. A finding starts with the first burst after the previous finding ended,
+and its newest burst decides how it ends. An earlier judgement that is more severe than the newest one stays
+in force until its own remedy, because a repetition never makes a fault milder.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
-unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to the
-recovery before the fault. If it follows later, it ends the findings that a reset ends, and those that the
-driver judged.
+unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to a
+recovery that preceded the fault. If it arrives later, it ends the findings that a reset ends and the findings
+that the driver judged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration,
 from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
 BEFORE_S = 2.0  # the verdict may arrive before its code
-AFTER_S = 10.0  # the verdict follows its code immediately, so a later one concerns a different code
+AFTER_S = 10.0  # the verdict follows its code immediately, so a later verdict concerns a different code
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 SILENT_S = 3600.0  # the longest silence between signs of one fault; an agent restarts within minutes
 EPSILON_S = 1e-6
@@ -34,8 +34,8 @@ def driver_verdict(
 ) -> Meaning | None:
     """Return the driver's newest verdict on a burst, or the most severe of several equally new ones.
 
-    A verdict that came before the burst counts only if it asks for more than `meaning`, because it may belong
-    to an earlier fault.
+    A verdict that came before the burst is used only if it is more severe than `meaning`, because it may
+    belong to an earlier fault.
     """
     last_s = burst[1] + AFTER_S
     found = [
@@ -95,7 +95,7 @@ class Judgement:
 
 
 def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
-    """Return the sort key of a judgement or meaning; the gravest has the greatest key."""
+    """Return the sort key of a judgement or meaning; the most severe one has the greatest key."""
     return found.level, found.action, _ORDER[found.clears]
 
 
@@ -124,8 +124,8 @@ def event_finding(
         variants: The code's bursts, by variant.
         verdicts: The driver's verdicts on the entity (Xid 154), by variant.
         branch: The driver's branch, such as 575; None if it is unknown.
-        policies_at: Returns the policies that apply to a burst; the gravest meaning counts. None: `policy`
-            applies to all.
+        policies_at: Returns the policies that apply to a burst; the most severe meaning is used. None:
+            `policy` applies to all bursts.
     """
     seen = informative(variants)
 
@@ -167,14 +167,14 @@ def event_finding(
 
 
 def _of_several(meaning: Meaning) -> Meaning:
-    """Return a meaning for the bursts of several variants, which are no recurrence of a single variant."""
+    """Return a meaning for bursts of several variants, which do not show that one variant has recurred."""
     is_single = meaning.recurs is not None and meaning.recurs.same_variant
     return replace(meaning, recurs=None) if is_single else meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What all bursts of an event amount to at one time."""
+    """The combined effect of all bursts of an event at one time."""
 
     worst: Judgement
     since_s: float  # since when judgements of this level or worse have been in force without a gap
@@ -189,7 +189,10 @@ def finding_of(
     seen: Mapping[str, EventBursts],
     heard: Mapping[str, EventBursts],
 ) -> HealthFinding:
-    """Return the finding with the texts in `seen` and the sensors in `heard` that reported it meanwhile."""
+    """Return the finding, with the texts in `seen` and the sensors in `heard` that reported it.
+
+    A sensor that reported the event only before the finding began is omitted.
+    """
     texts = sorted({each for name in seen for each in seen[name].texts})[-MAX_TEXTS:]
     from_s = stands.since_s - SENSORS_APART_S
     sources = {s for each in heard.values() for s, at_s in each.heard.items() if at_s >= from_s}
@@ -225,8 +228,8 @@ def standing(
 
     Args:
         chains: The bursts of each variant, oldest first, with their meanings.
-        superseding: True if each step of a chain replaces the earlier ones, even graver ones.
-        mixed: The bursts of several variants; a step replaces no step that may be of another variant.
+        superseding: True if each step of a chain replaces the earlier steps, even more severe ones.
+        mixed: The bursts of several variants; a step does not replace a step that may be of another variant.
         recurring: Like `mixed`, for bursts at which their variant had recurred.
     """
     floor_s = _last_word_s((*chains, *mixed, *recurring), marks)
@@ -308,7 +311,7 @@ def _judged(
             recurs.level,
             recurs.action,
             clears,
-            # Unless it needs a remedy, it lasts until its bursts have left the window.
+            # If it needs no remedy, it lasts until its bursts have left the window.
             max(found.hold_s, recurs.within_s) if clears is Clears.TIME else found.hold_s,
             f"{why}; {again} times within {duration(recurs.within_s)}",
             by,
@@ -324,16 +327,17 @@ def _recurred(
     if meaning.recurs is None:
         return 0
     spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
-    since_s = burst[0] - meaning.recurs.within_s  # from its start, so that a longer burst counts no fewer
+    # Measured from the burst's start, so that a longer burst does not lower the count.
+    since_s = burst[0] - meaning.recurs.within_s
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 
 
 def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
-    """Return the bursts, merging those that are signs of one fault without a remedy between them.
+    """Return the bursts after merging bursts that are signs of one fault, with no remedy between them.
 
     A fault that lasts until its remedy may show no signs for minutes, and a restarting agent may miss some.
-    After `SILENT_S` without signs, something that the agent did not see has ended the fault.
+    After `SILENT_S` without signs, the fault must have ended for a reason that the agent did not see.
     """
     if clears is Clears.TIME:
         return spans
@@ -374,7 +378,7 @@ def _stood(
 
 
 def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks) -> Judgement:
-    """Return a judgement after a milder repetition, which its remedy must now follow as well."""
+    """Return a judgement after a milder repetition. Its remedy must now come after that repetition."""
     if judgement.clears is Clears.TIME:
         return judgement
     return replace(judgement, ends_s=_end_s(burst[1], judgement, marks))
@@ -403,8 +407,8 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
 def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
     """Return when a hold time ends.
 
-    The time while the node was off does not count, because it was not seen to be clean. Only a wall clock,
-    which may have been wrong, shows how long the node was off.
+    The time while the node was off does not count, because the agent did not see whether it was clean. Only a
+    wall clock, which may have been wrong, shows how long the node was off.
     """
     until_s = from_s + hold_s
     for last_s, boot_s in marks.off:

@@ -25,7 +25,7 @@ Variants = dict[str, EventBursts]
 
 @dataclass(slots=True)
 class HeldSeries:
-    """The samples of one check of one entity, and the finding that they amount to."""
+    """The samples of one check of one entity, and the resulting finding."""
 
     series: SampleSeries
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: its newest sample
@@ -45,17 +45,17 @@ def time_off(boot: Observation) -> Burst | None:
 
 
 def ends_others(event: Event) -> bool:
-    """Return True for an event that may end findings about others, which would return without it."""
+    """Return True for an event that may end findings about other events; without it, they would return."""
     return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
 class Evidence:
-    """All evidence, by entity and check, and the GPUs in the slots, whose moves the evidence follows."""
+    """All evidence, by entity and check, and the GPUs in the slots. If a GPU moves, its evidence follows."""
 
     def __init__(self) -> None:
         self.series: dict[Place, HeldSeries] = {}
         self.events: dict[Event, Variants] = {}
-        self.grown: dict[Event, Variants] = {}  # of counters whose growth lasts; the code is 0
+        self.grown: dict[Event, Variants] = {}  # the growth of counters with `lasts`; the code is 0
         self.devices = DeviceSlots()
         self.models = GpuModels()
         self.branch: int | None = None  # the driver's, such as 575, as last known
@@ -98,14 +98,14 @@ class Evidence:
         return held
 
     def note_boots(self, held: HeldSeries, rule: Rule) -> None:
-        """Make a counter that each boot restarts begin with its first reading after the newest boot."""
+        """If a boot restarts the counter, start it with its first reading after the newest boot."""
         for at_s in self.boots() if rule.restarts_at_boot else ():
             if at_s < held.last_s:
                 held.series.restart(rule, at_s)
                 held.known = False
 
     def note_mark(self, seen: Observation, policy: HealthPolicy) -> None:
-        """Apply a mark to the samples of an entity; if it is a boot, to those of all entities."""
+        """Apply a mark to the samples of its entity; apply a boot to the samples of all entities."""
         for (entity, check), held in self.series.items():
             held.known = False  # its GPU may have been in the slot of the mark
             if seen.check == "boot":
@@ -114,11 +114,11 @@ class Evidence:
                 held.series.clear(policy.rules[check], seen.at_s)
 
     def is_of_gone(self, entity: str, at_s: float) -> bool:
-        """Return True for a late sample of an entity that its sensor has found gone since."""
+        """Return True for a late sample: the entity's sensor has found the entity gone since."""
         return at_s < self.gone_s.get(entity, -inf)
 
     def end_gone(self, entity: str, at_s: float) -> bool:
-        """Drop the samples of an entity that no longer exists. Its successor starts without any."""
+        """Drop the samples of an entity that no longer exists. Its successor starts without samples."""
         if kind_of(entity) in NEVER_GONE:
             return False
         self.gone_s[entity] = max(at_s, self.gone_s.pop(entity, at_s))
@@ -222,7 +222,7 @@ class Evidence:
         )
 
     def _exchanges(self, entity: str) -> list[float]:
-        """Return when the GPU was replaced, oldest first, unless the eras already take account of that."""
+        """Return when the GPU was replaced, oldest first, unless the eras already account for that."""
         found: list[float] = []
         for era in self.eras_of(entity):
             for each in self.events.get((era.entity, "replaced", 0), {}).values():
@@ -235,7 +235,7 @@ class Evidence:
         return sorted(last for _, last in self._boot_spans())
 
     def _off(self) -> list[Burst]:
-        """Return when the node was off, oldest first: from the agent's last time before a boot."""
+        """Return the periods when the node was off, oldest first: from the agent's last time to the boot."""
         return sorted(span for span in self._boot_spans() if span[0] < span[1])
 
     def _boot_spans(self) -> list[Burst]:
@@ -248,6 +248,6 @@ class Evidence:
         return sorted(last for each in variants.values() for _, last in each.spans)
 
     def drop_unused(self, entities: set[str]) -> None:
-        """Drop those of `entities` that have no evidence left."""
+        """Drop the entities in `entities` that have no evidence left."""
         used = {NODE, *(each[0] for store in (self.series, self.events, self.grown) for each in store)}
         self.entities -= entities - used

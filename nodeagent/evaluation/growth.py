@@ -18,7 +18,7 @@ from nodeagent.policy.rules import CLEARED_BY, Bound, Clears, Meaning, Rule
 
 CONTAINED_XID, UNCONTAINED_XIDS = 94, (48, 95)
 BY_ITS_BOUND = (
-    ""  # the name of growth that the rule then in force called unhealthy, and of growth from older agents
+    ""  # names growth that the rule in force at the time called unhealthy, and growth stored by older agents
 )
 MAX_AMOUNTS = 16
 TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be seen in either order
@@ -52,7 +52,7 @@ def _is_told_by_growth(bound: Bound) -> bool:
 def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
     """Add growth to a counter's stored growth.
 
-    Beyond `MAX_AMOUNTS`, an amount counts as the next greater one.
+    Beyond `MAX_AMOUNTS`, an amount is stored as the next greater one.
     """
     if name not in grown and len(grown) >= MAX_AMOUNTS:
         known = sorted((each for each in (*grown, name) if each != BY_ITS_BOUND), key=float)
@@ -64,7 +64,7 @@ def note(grown: dict[str, EventBursts], name: str, seen: EventBursts) -> None:
 
 
 def counted(rule: Rule, grown: Mapping[str, EventBursts]) -> dict[str, EventBursts]:
-    """Return the lasting growth that a rule calls unhealthy, whichever rule applied when it occurred."""
+    """Return the lasting growth that `rule` calls unhealthy, even if another rule applied at the time."""
     bound = rule.unhealthy
     if not rule.lasts or bound is None:
         return {}

@@ -1,4 +1,4 @@
-"""Judges the evidence: what each series of samples and each event amounts to at one time. Pure.
+"""Judges the evidence: derives the finding of each series of samples and each event at one time. Pure.
 
 The results are kept until evidence or time changes them.
 """
@@ -17,7 +17,7 @@ from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, 
 from nodeagent.policy.nvlink import NEW_LAYOUT
 from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy, Meaning
 
-BEFORE_STANDING_S = 600.0  # the samples of a finding began at most this long before it stood
+BEFORE_STANDING_S = 600.0  # the samples that led to a finding are at most this much older than the finding
 RECOVERY = "recovery_action"
 DISK = "disk"  # the kind of entity of block devices
 VOLUME = "user_volume"  # the check whose value 0 means that a block device is the node's own
@@ -25,7 +25,7 @@ MAX_PROBLEMS = 32
 
 
 class Judge:
-    """Judges by one policy, and by the model of each GPU and the driver's branch."""
+    """Applies one policy, depending on the model of each GPU and the driver's branch."""
 
     def __init__(self, evidence: Evidence, policy: HealthPolicy) -> None:
         self.policy = policy
@@ -33,11 +33,11 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self._marks: dict[str, events.EndMarks] = {}  # by entity; kept while its events' judgements are
+        self._marks: dict[str, events.EndMarks] = {}  # by entity; kept as long as its events' judgements
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
-        """Judge by another policy from now on."""
+        """Apply another policy from now on."""
         self.policy = policy
         self._policies.clear()
         self.revise()
@@ -56,12 +56,12 @@ class Judge:
         return [self._policy_for(each) for each in self._evidence.models_during(entity, burst)]
 
     def kind_of_variant(self, event: Event, name: str) -> quotas.VariantKind:
-        """Return what a variant of an event amounts to."""
+        """Return the kind of a variant of an event."""
         meanings = self._meanings(event, name, [self.policy_of(event[0])])
         return quotas.VariantKind(max(map(events.gravity, meanings)), meanings)
 
     def recurring(self, event: Event, name: str, bursts: EventBursts) -> list[Burst]:
-        """Return the bursts at which a variant had recurred, or that followed while this was in force."""
+        """Return the bursts at which a variant had recurred, or that followed while that was in force."""
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
         found = [events.recurring(each, bursts.spans, marks) for each in meanings]
@@ -125,10 +125,10 @@ class Judge:
             self._marks.pop(owner, None)
 
     def revise_event(self, event: Event) -> None:
-        """Judge again what depends on a further occurrence of an event.
+        """Judge again everything that depends on a new occurrence of an event.
 
         Besides the event itself, this is the growth of counters, which is compared with Xids, and the
-        driver's verdict, which does not count for Xids that the operator has overridden. If the event is a
+        driver's verdict, which is ignored for Xids that the operator has overridden. If the event is a
         verdict, or ends findings, all events of its entity are judged again.
         """
         entity, check, code = event
@@ -181,7 +181,7 @@ class Judge:
         )
 
     def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:
-        """Return a finding with the age, and at most the level, that the agent can vouch for."""
+        """Return a finding with its age and level limited to what the agent has observed itself."""
         if found.since_s >= self._evidence.first_look_s:
             return found
         past = found.last_s < self._evidence.first_look_s and found.level is Level.UNHEALTHY
@@ -192,7 +192,7 @@ class Judge:
         )
 
     def _limited(self, finding: HealthFinding | None) -> HealthFinding | None:
-        """Limit a finding about a block device unless it is the node's own, as it may be a user's volume."""
+        """Limit a finding about a block device that is not the node's own: it may be a user's volume."""
         if finding is None or finding.overridden == "operator":
             return finding
         if not self._may_be_users(finding.entity):
@@ -204,7 +204,7 @@ class Judge:
         return kind_of(entity) == DISK and not self._is_nodes_own(entity)
 
     def _is_nodes_own(self, device: str) -> bool:
-        """Return True if a reading since the boot says so; a boot may give the name to another device."""
+        """Return True if a reading since the boot shows it; a boot may give the name to another device."""
         held = self._evidence.series.get((device, VOLUME))
         if held is None or not held.series.samples or held.series.samples[-1][1]:
             return False
@@ -213,8 +213,8 @@ class Judge:
     def decisive_series(self) -> set[Place]:
         """Return the series on which the level of an event's finding depends.
 
-        They are the uses of the node's own devices with kernel lines, and the driver's recommendations for
-        GPUs with faults from before the first look.
+        These are `user_volume` for the node's own devices with kernel lines, and `recovery_action` for GPUs
+        with faults from before the first look.
         """
         found: set[Place] = set()
         for (entity, check, _), variants in self._evidence.events.items():
@@ -228,7 +228,7 @@ class Judge:
         return found
 
     def _needs_no_action(self, entity: str) -> bool:
-        """Return True if the driver has said since the first look that the GPU needs no action."""
+        """Return True if the driver has reported since the first look that the GPU needs no action."""
         held = self._evidence.series.get((entity, RECOVERY))
         return (
             held is not None
@@ -266,7 +266,7 @@ class Judge:
             return None
 
     def _is_remedied(self, found: HealthFinding, last_s: float) -> bool:
-        """Return True if the remedy came after the newest sample, so that only a new one shows the state."""
+        """Return True if the remedy came after the newest sample, so only a new sample shows the state."""
         done = events.remedies(CLEARED_BY.get(found.action, Clears.TIME), self._evidence.marks(found.entity))
         return any(times and times[-1] > last_s for times in done)
 
@@ -306,7 +306,7 @@ class Judge:
         """Return the finding about an event at `now_s`, and when it changes without new evidence.
 
         Args:
-            policies_at: Returns the policies that apply to a burst; None: those for the model of the GPU.
+            policies_at: Returns the policies that apply to a burst; None: the policies for the GPU's model.
         """
         entity, check, code = event
         if not self.policy.is_event(check):

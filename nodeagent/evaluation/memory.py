@@ -1,4 +1,4 @@
-"""Stores all evidence as JSON, and restores it, including what earlier agents stored. Pure."""
+"""Stores all evidence as JSON and restores it, including evidence that earlier agents stored. Pure."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
 
 
 def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
-    """Record the lasting counter growth that an earlier agent's memory shows but did not record."""
+    """Record lasting counter growth that an earlier agent saw but did not record as growth."""
     for (entity, check), held in evidence.series.items():
         rule = policy.rules[check]
         unhealthy = held.series.levels(rule)[1]

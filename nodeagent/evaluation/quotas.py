@@ -1,9 +1,9 @@
-"""The limits on the stored evidence, by kind of entity, and what makes room for more. Pure.
+"""The limits on the stored evidence, by kind of entity, and the evidence to drop at a limit. Pure.
 
-Each kind has its own limits, so the disks of a thousand pods never take a GPU's place. The hardware bounds
-the number of GPUs and switches, so their limits are out of reach unless a broken driver makes up more.
-Evidence of a current finding makes room only for graver evidence, and evidence of an unhealthy finding never
-makes room. Refusals and losses are counted.
+Each kind has its own limits, so the disks of a thousand pods never displace a GPU's evidence. The hardware
+bounds the number of GPUs and switches, so their limits are reached only if a broken driver invents more.
+Evidence of a current finding is dropped only for more severe evidence, and evidence of an unhealthy finding
+is never dropped. Refusals and losses are counted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
 from nodeagent.policy.rules import Meaning
 
 MAX_SERIES = (
-    2048  # of one kind of entity; a node has at most some 250 pods, with three series for each volume
+    2048  # per kind of entity; a node has no more than about 250 pods, with three series for each volume
 )
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16
-GONE_S = 900.0  # after this long without a sample, the entity is gone, as all periods are shorter
+GONE_S = 900.0  # after this long without a sample, the entity is gone, because all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
-EvidenceRank = tuple[int, Level]  # how grave it is to give up a piece of evidence
+EvidenceRank = tuple[int, Level]  # the cost of dropping a piece of evidence
 FREE: EvidenceRank = (0, Level.HEALTHY)  # it has ended, and no longer counts
 COUNTS = 1  # it has ended, and counts towards a recurrence that raises the level
 STANDS = 2  # a finding is based on it
 Ranked = tuple[EvidenceRank, float, Key]  # with the time when it was last seen
-FREED_SHARE = 16  # one in this many of the limit is given up at once if free
-LOST_SHARE = 256  # one in this many is given up at once if missed, because a search costs some 30 ms
-SEARCH_EVERY_S = 1.0  # for evidence to give up, after a search that found none
+# How much is dropped at once, because a search takes about 30 ms: the limit divided by this.
+FREED_SHARE = 16  # for evidence of rank FREE
+LOST_SHARE = 256  # for other evidence
+SEARCH_EVERY_S = 1.0  # the time between searches for evidence to drop, if the last search found none
 OWN = ("gpu", NODE, DRIVER, "nvswitch", "sensor")
 
 
@@ -45,16 +46,16 @@ def event_limit(kind: str) -> int:
 
 
 def full_pool(stored: Collection[Key], kind: str, limit: int) -> list[Key]:
-    """Return everything of a kind of entity if no more can be stored; nothing if there is room."""
+    """Return all evidence about a kind of entity if its limit is reached; return nothing if there is room."""
     pool = [each for each in stored if kind_of(each[0]) == kind]
     return pool if len(pool) >= limit else []
 
 
 def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
-    """Return the evidence to give up: that of the lowest rank, and of this the longest unseen.
+    """Return the evidence to drop: of the evidence with the lowest rank, the part last seen longest ago.
 
-    Several pieces are given up at once, so that a flood does not cause a search for each observation.
-    Evidence that will be missed is given up in smaller portions.
+    Several pieces are dropped at once, so that a flood does not cause a search for each observation. Evidence
+    that still matters is dropped in smaller portions.
     """
     if not ranked:
         return []
@@ -65,9 +66,9 @@ def to_give_up(ranked: list[Ranked[Key]], limit: int) -> list[Ranked[Key]]:
 
 @dataclass(frozen=True, slots=True)
 class VariantKind:
-    """What a variant of an event amounts to.
+    """The kind of a variant of an event.
 
-    Variants of one kind lead to the same finding, except for its age.
+    Variants of the same kind lead to the same finding, except for its age.
     """
 
     gravity: tuple[Level, Action, int]
@@ -75,7 +76,7 @@ class VariantKind:
 
     @property
     def within_s(self) -> float:
-        """For how long a burst counts towards the recurrence of its own variant; 0 if it never does."""
+        """How long a burst counts towards the recurrence of its own variant; 0 if it never does."""
         each_s = [each.recurs.within_s for each in self.meanings if each.recurs and each.recurs.same_variant]
         return max(each_s, default=0.0)
 
@@ -86,14 +87,14 @@ def drop_variant(
     recurring: Callable[[str], Sequence[Burst]],
     now_s: float,
 ) -> bool:
-    """Drop a variant that shares its kind with others: the mildest, and among those the longest unseen.
+    """Drop the mildest variant that shares its kind with others; among equals, the one seen longest ago.
 
-    If possible, a variant that has recurred stays while its bursts count. Another variant of its kind
-    inherits the bursts, so the finding keeps its level, its action and its age. If each variant is the only
-    one of its kind, all stay, because there are no more kinds than the policy has meanings.
+    If possible, a variant that has recurred is kept while its bursts count. Another variant of the same kind
+    inherits the dropped bursts, so the finding keeps its level, its action and its age. If each variant is
+    the only one of its kind, all are kept, because there are no more kinds than the policy has meanings.
 
     Args:
-        recurring: Returns the bursts at which a variant had recurred, or that followed while this was in
+        recurring: Returns the bursts at which a variant had recurred, or that followed while that was in
         force.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Decides which evidence to give up: what exceeds the limits of `quotas`, and what is old. Pure."""
+"""Decides which evidence to drop: evidence beyond the limits of `quotas`, and old evidence. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nodeagent.policy.rules import Rule
 
 FORGET_S = LONGEST_S  # the longest recurrence window
 DEPARTED_S = 400 * 86400.0  # how long the evidence about a GPU that is no longer in the node is kept
-_Refusal = tuple[str | Level, ...]  # the kinds of evidence and of entity, and the gravity of what was refused
+_Refusal = tuple[str | Level, ...]  # the kind of evidence, the kind of entity, and the refused severity
 
 
 class EvidenceRetention:
-    """Makes room for new evidence, and forgets ended evidence, but never that of an unhealthy finding."""
+    """Makes room for new evidence and forgets old evidence, but keeps all evidence of unhealthy findings."""
 
     def __init__(self, evidence: Evidence, judge: Judge) -> None:
         self.dropped = 0  # what was lost because of a limit: see `Evaluator.dropped`
@@ -27,11 +27,11 @@ class EvidenceRetention:
         self._full_until_s: dict[_Refusal, float] = {}
 
     def make_room_for_series(self, seen: Observation, rule: Rule) -> bool:
-        """Make room for another series if the limit is reached; return False if there is nothing to give up.
+        """Make room for another series if the limit is reached; return False if no series may be dropped.
 
-        Series without a finding make room, or else those whose finding is milder than what this sample shows,
-        or whose check cannot report anything as grave as this sample's check can. A series on which the level
-        of an event's finding depends never makes room.
+        Series without a finding are dropped first. If there are none, series are dropped whose finding is
+        milder than what this sample shows, or whose check cannot report anything as severe as this sample's
+        check can. A series on which the level of an event's finding depends is never dropped.
         """
         kind, now_s = kind_of(seen.entity), seen.at_s
         stored, limit = self._evidence.series, quotas.series_limit(kind)
@@ -55,7 +55,7 @@ class EvidenceRetention:
         return bool(given_up) or self._refuse(refusal, now_s)
 
     def _rank_of_series(self, place: Place, shows: Level, may_show: Level) -> EvidenceRank | None:
-        """Return how grave it is to give up a series; None if it may not make room."""
+        """Return the cost of dropping a series; None if it must be kept."""
         found = self._judge.of_series(place)
         if found is None:
             return FREE
@@ -64,14 +64,14 @@ class EvidenceRetention:
         return (quotas.STANDS, found.level) if is_milder else None
 
     def make_room_for_event(self, seen: Observation, asked_s: float) -> bool:
-        """Make room for another event if the limit is reached; return False if there is nothing to give up.
+        """Make room for another event if the limit is reached; return False if no event may be dropped.
 
-        Events without a finding make room, or else those whose finding is milder than this one's. An event
-        that may end an entity's findings is never refused.
+        Events without a finding are dropped first. If there are none, events are dropped whose finding is
+        milder than that of the new event. An event that may end an entity's findings is never refused.
 
         Args:
-            asked_s: The newest time of a query, which may be later than the event's; infinity if there was
-                none.
+            asked_s: The time of the newest query, which may be later than the event; infinity if there was no
+                query.
         """
         event, kind = (seen.entity, seen.check, int(seen.value)), kind_of(seen.entity)
         stored, limit = self._evidence.events, quotas.event_limit(kind)
@@ -97,7 +97,7 @@ class EvidenceRetention:
         return bool(given_up) or is_remedy or self._refuse(refusal, seen.at_s)
 
     def _rank_of_event(self, event: Event, level: Level, now_s: float) -> EvidenceRank | None:
-        """Return how grave it is to give up an event for one of `level`; None if it may not make room."""
+        """Return the cost of dropping an event for a new event of `level`; None if it must be kept."""
         stands = self._judge.level_of(event, now_s)
         if stands is not None:
             return (quotas.STANDS, stands) if stands < level else None
@@ -105,10 +105,7 @@ class EvidenceRetention:
         return FREE if recurrence is None else (quotas.COUNTS, recurrence)
 
     def make_room_for_variant(self, event: Event, at_s: float) -> None:
-        """Have a variant of an event make room for another if the limit is reached.
-
-        Count the loss, if any.
-        """
+        """If the limit is reached, drop a variant of an event to make room for another; count the loss."""
         variants = self._evidence.events[event]
         if len(variants) < quotas.MAX_VARIANTS:
             return
@@ -120,36 +117,38 @@ class EvidenceRetention:
         )
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
-        """Count a refusal, and refuse more like it for a moment, as each search costs milliseconds."""
+        """Count a refusal, and refuse similar evidence for a moment, because a search takes milliseconds."""
         self.dropped += 1
         self._full_until_s[refusal] = now_s + quotas.SEARCH_EVERY_S
         return False
 
     def _refuses_for_now(self, refusal: _Refusal, now_s: float) -> bool:
-        """Return True, and count a refusal, if one like it was counted a moment ago."""
+        """If similar evidence was refused a moment ago, count another refusal and return True."""
         until_s = self._full_until_s.get(refusal, -inf)
         is_full = until_s - quotas.SEARCH_EVERY_S <= now_s < until_s
         self.dropped += is_full
         return is_full
 
     def forget(self, before_s: float) -> None:
-        """Forget evidence that ended before `before_s` and was not seen since, such as a removed disk's.
+        """Forget evidence that ended before `before_s` and was not seen since.
 
-        Evidence of a current finding, and evidence on which its level depends, is kept, no matter how long
-        ago it was last seen.
+        An example is evidence about a removed disk. Evidence of a current finding, and evidence on which its
+        level depends, is kept, no matter how long ago it was last seen.
         """
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held
-            for place, held in tuple(self._evidence.series.items())  # a bug in judging one drops it
+            for place, held in tuple(
+                self._evidence.series.items()
+            )  # `of_series` drops one that it cannot judge
             if held.last_s >= before_s or place in decisive or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)
         stored, sighting_s = self._evidence.events, self._evidence.devices.oldest_sighting_s()
         for event, variants in stored.items():
             if ends_others(event):
-                # Such events are needed while older evidence is kept, and boots also to tell which GPU it is
-                # about.
+                # Such events are needed while older evidence is kept. Boots are also needed to tell which GPU
+                # the evidence is about.
                 limit_s = min(before_s, oldest_s, sighting_s if event[1] == "boot" else inf)
                 ended += [(stored, event, name) for name, each in variants.items() if each.last_s < limit_s]
         for store, event, name in ended:
@@ -161,7 +160,7 @@ class EvidenceRetention:
         self._judge.revise()
 
     def _ended(self, before_s: float) -> tuple[list[tuple[dict[Event, Variants], Event, str]], float]:
-        """Return the findings' evidence that may be forgotten, and the time of the oldest that is kept."""
+        """Return the evidence of findings to forget, and the time of the oldest evidence that is kept."""
         ended, oldest_s = [], min((held.last_s for held in self._evidence.series.values()), default=inf)
         for store in self._evidence.stores:
             for event, variants in store.items():

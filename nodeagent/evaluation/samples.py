@@ -2,14 +2,14 @@
 
 A level rises with the sample that reaches a bound, and falls only after `clear_s` of clean samples. Time
 alone never lowers it, because missing samples are no evidence of health. A level therefore never alternates
-faster than `clear_s`. Likewise, the time between two samples counts only up to `MOST_PERIODS` periods,
-towards a bound as well as towards the end of a finding.
+faster than `clear_s`. For the same reason, the time between two samples counts only up to `MOST_PERIODS`
+periods, both towards a bound and towards the end of a finding.
 
 Two things end a series without clean samples: an operator clears the entity, or its sensor reports that the
 entity is gone. The next bad sample starts a new finding.
 
 Samples may arrive up to `LATE_S` late, and more than once. Older samples are folded into two flags and
-dropped, as are the readings before a boot of a counter that a boot restarts.
+dropped. If a boot restarts a counter, the readings from before the boot are also folded and dropped.
 
 A short run cannot decide every check: a check is undecided if its samples were bad and a longer run might
 report a fault.
@@ -27,7 +27,7 @@ from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
-KEPT_S = 60.0  # samples that none can precede any more are kept this long, in case a rule changes
+KEPT_S = 60.0  # samples that no late sample can precede are kept this long, in case a rule changes
 MAX_SAMPLES = 4096  # 5.7 hours of one sample every 5 s
 LEVELS = (Level.DEGRADED, Level.UNHEALTHY)
 MOST_PERIODS = 3  # a sweep may be late or miss a sample; during a longer gap, nothing was observed
@@ -43,7 +43,7 @@ class LevelState:
     since_s: float = 0.0
     unclean_s: float = -inf
     unseen_s: float = 0.0  # how much of the time since `unclean_s` no sample covers
-    shown: float | None = None  # of a state: the newest value of exactly this level
+    shown: float | None = None  # for a state: the newest value of exactly this level
 
 
 NEVER = LevelState()
@@ -72,7 +72,7 @@ class SampleSeries:
         return True
 
     def _add_baseline(self, rule: Rule, sample: TimedValue) -> bool:
-        """Keep a counter's last reading before the series was cleared, even if it arrives after that."""
+        """Keep a counter's last reading before the series was cleared, even if it arrives later."""
         if rule.kind is not RuleKind.RATE or self.base_s > self.ended_s:
             return False
         cut = bisect_right(self.samples, (self.base_s, inf))
@@ -83,7 +83,7 @@ class SampleSeries:
         return True
 
     def clear(self, rule: Rule, at_s: float) -> None:
-        """End the findings of the samples up to `at_s`; only a later bad sample starts another."""
+        """End the findings of the samples up to `at_s`; only a later bad sample starts another finding."""
         if at_s <= self.ended_s:
             return
         self.ended_s, self._latest = at_s, None
@@ -92,12 +92,12 @@ class SampleSeries:
             self.base = (low, high)
             return
         cut = bisect_right(self.samples, (at_s, inf))
-        # A counter's growth after the clear is computed from its last reading before it.
+        # A counter's growth after the clear is computed from its last reading before the clear.
         self.samples[:cut] = self.samples[max(0, cut - 1) : cut] if rule.kind is RuleKind.RATE else []
         self.base, self.base_s = (NEVER, NEVER), at_s
 
     def restart(self, rule: Rule, at_s: float) -> None:
-        """Treat the first reading after `at_s` as the baseline, because the counter restarted then.
+        """Treat the first reading after `at_s` as the baseline, because the counter restarted at `at_s`.
 
         Levels that were reached before remain until clean samples end them.
         """
@@ -140,7 +140,7 @@ class SampleSeries:
             self._thin(bisect_right(self.samples, (cut, inf)))
 
     def _thin(self, settled: int) -> None:
-        """Drop the middle of three identical readings in a row, once no late sample can fall between them."""
+        """Drop the middle of three identical readings in a row if no late sample can fall between them."""
         kept: list[TimedValue] = []
         for sample in self.samples[:settled]:
             if len(kept) > 1 and kept[-2][1] == kept[-1][1] == sample[1]:
@@ -271,7 +271,7 @@ def _lasted(
 
 
 def _longest_gap_s(rule: Rule) -> float:
-    """Return how much of the time between two samples counts at most; without a period, all of it."""
+    """Return the longest time between two samples that counts; infinity for a check without a period."""
     return MOST_PERIODS * rule.period_s if rule.period_s else inf
 
 
@@ -327,11 +327,11 @@ def _counts_samples(bound: Bound) -> bool:
 
 
 def _oldest_needed(rule: Rule, samples: list[TimedValue], cut_s: float) -> int:
-    """Return the index of the oldest sample that can affect the result of one after `cut_s`.
+    """Return the index of the oldest sample that can affect the result of a sample after `cut_s`.
 
-    These are the samples that a bound counts, and those that cover the time for which it requires bad
-    samples, because `_lasted` subtracts time that no sample covers. A counter needs its window before each of
-    them, and one more reading, from which the first increment is computed.
+    A bound needs the samples that it counts, and samples that cover the time for which it requires bad
+    samples, because `_lasted` subtracts time that no sample covers. A counter also needs the readings of its
+    window before each of these samples, and one more reading to compute the first increment.
     """
     by_time = bisect_left(samples, (cut_s - KEPT_S, -inf)) - 1
     if by_time <= 0:
@@ -377,7 +377,7 @@ def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
     """Return True while the newest sample shows a fault that persists without a remedy.
 
     The newest sample of a quantity shows whether the fault is still there, and clean samples end the finding.
-    A remedy is needed only if the action is one; the causes of heat or a full disk may pass. A counter shows
+    The fault needs a remedy only if the action is a remedy; heat or a full disk may pass. A counter shows
     only that something has happened; see `growth` for counters whose growth lasts.
     """
     if rule.kind is RuleKind.STATE:
@@ -392,8 +392,8 @@ def _lasts(rule: Rule, series: SampleSeries, level: Level) -> bool:
 def _action(rule: Rule, series: SampleSeries, level: Level) -> Action:
     """Return the action of a finding: for states, the costliest action of the states that it has shown.
 
-    Of the folded states, the newest counts. Neither an unknown value nor one of a lower level replaces it, so
-    the action lasts as long as the finding.
+    Of the folded states, only the newest is used. Neither an unknown value nor a value of a lower level
+    replaces it, so the action lasts as long as the finding.
     """
     if rule.kind is not RuleKind.STATE:
         return rule.action if level is Level.UNHEALTHY else rule.degraded_action

@@ -1,9 +1,9 @@
 """Finds the block devices that are the node's own, as opposed to those that hold users' volumes.
 
-A kernel line names a device, often one that is mounted nowhere: a volume that shut down while it was being
-mounted, one that a pod uses as a block device, or the controller of an NVMe volume. So a device counts as
-the node's own only if the node uses it: it is mounted outside the pods' folders or used for swap, or a device
-used in this way depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
+A kernel line names a device, and often this device is not mounted: a volume that shut down while it was being
+mounted, a volume that a pod uses as a block device, or the controller of an NVMe volume. So a device counts
+as the node's own only if the node uses it: the device is mounted outside the pods' folders or used for swap,
+or such a device depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
 members of an array, the disks below LVM, encryption or multipath, the other disks of a btrfs, and the paths
 and the controller of an NVMe device.
 
@@ -28,10 +28,10 @@ MAX_DEVICES = 512  # the most devices remembered, and the most volumes reported
 SWAPS_BYTES = 1 << 16
 NO_DEVICE = "0:"  # the major number of file systems without a block device of their own
 
-# What a name shows without sysfs, which no longer lists a device that the kernel has given up on.
+# What a name shows, because sysfs no longer lists a device that the kernel has given up on.
 _PARTITION = re.compile(r"((?:sd|vd|xvd|hd)[a-z]+)\d+|((?:nvme\d+n|mmcblk|md|nbd|pmem)\d+)p\d+")
 _NAMESPACE = re.compile(r"(nvme\d+)n\d+")
-_PATH = re.compile(r"nvme(\d+)c(\d+)n(\d+)")  # of a namespace with several paths: subsystem, controller, id
+_PATH = re.compile(r"nvme(\d+)c(\d+)n(\d+)")  # a path of a namespace: subsystem, controller, id
 _CONTROLLER = re.compile(r"nvme\d+")
 
 
@@ -53,7 +53,7 @@ class BlockTree:
         return ""
 
     def identity(self, name: str) -> str:
-        """Return what distinguishes a device from a later one of the same name; "" if there is none."""
+        """Return an identifier that differs for a later device of the same name; "" if there is none."""
         for kind in ("block", "nvme"):
             try:
                 return str(Path(f"{self._sys}/class/{kind}/{name}").stat().st_ino)
@@ -62,7 +62,7 @@ class BlockTree:
         return ""
 
     def with_all_below(self, names: Iterable[str]) -> dict[str, None]:
-        """Return the devices and all that they depend on, in a stable order."""
+        """Return the devices and all devices that they depend on, in a stable order."""
         listed = list_names(f"{self._sys}/class/block")
         pools = [
             list_names(f"{self._sys}/fs/btrfs/{each}/devices") for each in list_names(f"{self._sys}/fs/btrfs")
@@ -78,7 +78,7 @@ class BlockTree:
         return found
 
     def _below(self, name: str, listed: Iterable[str]) -> list[str]:
-        """Return what a device depends on directly."""
+        """Return the devices that a device depends on directly."""
         where = _link(f"{self._sys}/class/block/{name}")
         if not where:
             return below_by_name(name)
@@ -90,7 +90,7 @@ class BlockTree:
 
 
 def below_by_name(name: str) -> list[str]:
-    """Return the disk of a partition or the controller of an NVMe device, as the name shows it. Pure."""
+    """Return the disk of a partition or the controller of an NVMe device, derived from the name. Pure."""
     if (path := _PATH.fullmatch(name)) is not None:
         return [f"nvme{path[2]}"]
     found = _PARTITION.fullmatch(name) or _NAMESPACE.fullmatch(name)
@@ -135,7 +135,7 @@ class NodeDevices:
             del self._own[next(iter(self._own))]
 
     def remembered(self) -> dict[str, str]:
-        """Return the node's own devices as JSON: the name, and what distinguishes it from a later device."""
+        """Return the node's own devices as JSON: the name and the `identity` of each."""
         return dict(self._own)
 
     def _mounted(self, mounts: Iterable[Mount]) -> Iterator[tuple[str, bool]]:
@@ -159,7 +159,7 @@ class NodeDevices:
                 yield mapped or name
 
     def _lost(self, own: Mapping[str, None], volumes: Iterable[str]) -> list[str]:
-        """Forget, and return, the names that belong to another device now."""
+        """Forget and return the names that now belong to another device."""
         lost = []
         for name in [each for each in self._own if each not in own]:
             before, now = self._own[name], self._tree.identity(name)
@@ -170,7 +170,7 @@ class NodeDevices:
 
 
 def _entity(name: str) -> str:
-    return f"disk/{name.replace('!', '/')}"  # sysfs cannot have a slash in a name, kernel lines have one
+    return f"disk/{name.replace('!', '/')}"  # a name in sysfs cannot contain a slash, but kernel lines do
 
 
 def _link(path: str) -> str:

@@ -31,7 +31,7 @@ FSTAB_BYTES = 1 << 20
 def disk_used(blocks: int, free: int, available: int) -> float | None:
     """Return the used percentage of the space available to users; None if the file system has no size.
 
-    Space reserved for root counts as neither used nor free: at 100% other users cannot write.
+    Space reserved for root counts as neither used nor free: at 100%, users other than root cannot write.
     """
     used = blocks - free
     usable = used + available
@@ -61,7 +61,7 @@ def fstab_writable(fstab: bytes) -> frozenset[str]:
 
 
 def mount_key(mount: Mount) -> str:
-    """Return a key that identifies a file system, even among those at the same mount point."""
+    """Return a key that identifies a file system, even among several at the same mount point."""
     return f"{mount.device} {mount.source} {mount.entity}"
 
 
@@ -188,8 +188,8 @@ class KnownMounts:
     def ended(self, mounts: Iterable[Mount], local: Iterable[Mount]) -> list[Reading]:
         """Return a reading for each file system that is gone, or that is now checked at another path.
 
-        The kernel may skip a line of mountinfo while mounts change, so a mount counts as gone at the second
-        read in a row without it.
+        The kernel may skip a line of mountinfo while mounts change, so a mount counts as gone only after two
+        reads in a row without it.
         """
         checked = {mount_key(each): each for each in local}
         devices = {each.device for each in checked.values()}

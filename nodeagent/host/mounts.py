@@ -1,4 +1,4 @@
-"""Selects the mounts to check: each local file system once, but none where a server could block access.
+"""Selects the mounts to check: each local file system once, unless a server could block access to it.
 
 Pure.
 """
@@ -53,7 +53,7 @@ class Mount:
 
     device: str  # major:minor
     root: str  # the mounted part of the file system: "/", or a folder for a bind mount or a subvolume
-    point: str  # the path, as system calls take it
+    point: str  # the path for system calls
     kind: str
     source: str  # for people
     read_only: bool  # whether the file system is read-only, not just this mount
@@ -64,7 +64,7 @@ class Mount:
 
     @property
     def is_volume(self) -> bool:
-        """True for a pod's volume, and for other devices whose repair is not up to this node."""
+        """True for a pod's volume, and for other devices that this node cannot repair."""
         if self.point == "/":
             return False
         return bool(_VOLUMES.search(self.point) or _BACKED.match(self.source))
@@ -79,7 +79,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class SelectedMounts:
-    """The file systems to check, and the omitted ones that may matter."""
+    """The file systems to check, and the omitted file systems that may matter."""
 
     local: tuple[Mount, ...]
     left_out: tuple[Omission, ...]
@@ -151,7 +151,7 @@ def _may_hang(mount: Mount) -> bool:
 
 
 def _rank(mount: Mount) -> tuple[bool, bool, bool, int, str]:
-    """Return the sort key of a mount: the node's own come before all volumes, and its root comes first."""
+    """Return the sort key of a mount: the node's own mounts come before volumes, and its root comes first."""
     return mount.is_volume, mount.point != "/", mount.root != "/", len(mount.point), mount.point
 
 

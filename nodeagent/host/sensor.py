@@ -40,7 +40,7 @@ class HostSensor:
             clock: Provides the times of the observations.
             periods_s: The seconds between two samples, by check; a check without an entry is not read.
             remembered: The result of `remembered` before the last restart.
-            proc: The procfs to read; in a container, the path where the host's is mounted.
+            proc: The procfs to read; in a container, the path where the host's procfs is mounted.
             root: In a container, the path where the host's file systems are mounted; None: use the
                 mounts of this process.
             sys: The sysfs in which to look up the block devices of the mounts.

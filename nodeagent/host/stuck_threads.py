@@ -1,11 +1,11 @@
 """Checks for threads that are stuck in the kernel, and whether they wait in the NVIDIA driver.
 
-A thread in state D is not necessarily stuck: one that is busy with a disk spends most of its time there. It
-counts as stuck after a minute in state D without a context switch.
+A thread in state D is not necessarily stuck: a thread that is busy with a disk spends most of its time there.
+A thread counts as stuck after a minute in state D without a context switch.
 
 The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
 every thread each time: it picks up where the previous call ended. It reads only files that the kernel serves
-without the process's memory lock, which a stuck process may hold: reading `cmdline` would block.
+without the process's memory lock, because a stuck process may hold this lock: reading `cmdline` would block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ThreadStat:
     name: str
     state: str
     flags: int
-    threads: int  # of the process
+    threads: int  # the number of threads of the process
     start: int  # clock ticks after boot: distinguishes a thread from a later one with the same id
 
     @property
@@ -189,7 +189,7 @@ def suspects(
 ) -> dict[ThreadKey, Suspect]:
     """Return the threads that may be stuck, and since when each has been asleep.
 
-    If a thread has run since the last call, that is `now_s`.
+    If a thread has run since the last call, its sleep starts at `now_s`.
     """
     found = {}
     for key, asleep in list(now.items())[:MAX_SUSPECTS]:
@@ -286,7 +286,7 @@ class StuckThreads:
     def _in_driver(
         self, stuck: Mapping[ThreadKey, Suspect]
     ) -> tuple[dict[ThreadKey, Suspect], list[ThreadKey]]:
-        """Return the threads that wait in the driver, and those for which this is unknown."""
+        """Return the threads that wait in the driver, and the threads for which this is unknown."""
         found, unknown = {}, []
         for key, each in list(stuck.items())[:MAX_STACKS]:
             stack = self._stack(key)
@@ -304,7 +304,7 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _refusals(self, unknown: Sequence[ThreadKey]) -> str:
-        """Return what the kernel does not show about a thread, preferably a stuck one; "" if nothing."""
+        """Return why the kernel does not show where a thread waits, preferably a stuck one; "" if it does."""
         tried = unknown[:1] or ALWAYS_ASLEEP
         if not unknown and any(self._stack(each) or self._wait_channel(each) for each in tried):
             return ""

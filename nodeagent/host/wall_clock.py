@@ -46,7 +46,7 @@ def wall_offset(samples: Sequence[ClockSample]) -> float | None:
 
 
 def offset_change(before: float | None, now: float) -> float:
-    """Return how many seconds the wall clock was set forward between two offsets; 0 at the first offset."""
+    """Return by how many seconds the wall clock was set between two offsets; 0 at the first offset."""
     return 0.0 if before is None else abs(now - before)
 
 

@@ -27,10 +27,11 @@ FIELDS = ("_TRANSPORT", "SYSLOG_FACILITY", "PRIORITY", "MESSAGE", "_BOOT_ID")
 MAX_CURSOR = 512
 JOURNALCTL = "journalctl"
 MAX_ENTRIES = 2048  # per `read`: a flood must not prevent the thread from stopping
-# A journalctl that hangs is as silent as a healthy kernel. At the first silence, and after so long without a
-# line, a second journalctl is asked for the kernel's newest entry, which the first one must have written.
+# A journalctl that hangs is as silent as a healthy kernel. At the first silence, and again after this time
+# without a line, the sensor asks a second journalctl for the kernel's newest entry, which the first one must
+# have written.
 PROVE_S = 600.0
-ANSWER_S = 30.0  # for each of the two
+ANSWER_S = 30.0  # how long to wait for each of the two
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class JournalSensor:
         self._child: LineProcess | None = None
         self._proven_s = float(
             "-inf"
-        )  # when the child last wrote a line, or was proven not to miss any; monotonic
+        )  # when the child last wrote a line, or was last proven to have missed none; monotonic
         self._heard = False  # whether an entry has arrived since the journal was opened
         self.cursor = cursor if cursor.isprintable() else ""
 
@@ -170,7 +171,7 @@ class JournalSensor:
             child.end()
 
     def _missed_lines(self, child: LineProcess) -> list[bytes]:
-        """Return once the child has written the kernel's newest line; return its lines meanwhile.
+        """Wait until the child has written the kernel's newest line; return the lines that it has written.
 
         Raises Unavailable if either journalctl does not write.
         """
@@ -194,7 +195,7 @@ class JournalSensor:
         return lines
 
     def _patiently(self, child: LineProcess, limit: int, what: str) -> list[bytes]:
-        """Return what the child writes within `ANSWER_S`. The sensor does not count as stuck meanwhile."""
+        """Return what the child writes within `ANSWER_S`. This wait is not reported as a stuck sensor."""
         lines: list[bytes] = []
         deadline_s = time.monotonic() + ANSWER_S
         while not lines and not child.ended and time.monotonic() < deadline_s:
@@ -203,7 +204,7 @@ class JournalSensor:
         return lines
 
     def _doubt_cursor(self) -> None:
-        """Forget a saved cursor that was of no use: journalctl would refuse or misunderstand it again."""
+        """Forget a saved cursor that did not work, because journalctl would reject or misread it again."""
         if not self._heard:
             self.cursor = ""
 

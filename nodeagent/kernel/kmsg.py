@@ -4,7 +4,7 @@ In a container, it works only if the container is privileged. The record format 
 Documentation/ABI/testing/dev-kmsg of the Linux source.
 
 The kernel stamps records with the processor's counter. CLOCK_MONOTONIC is the same counter slewed by NTP, and
-the two drift apart by seconds a day. Without a correction, an event that another sensor saw at the same
+the two drift apart by seconds per day. Without a correction, an event that another sensor saw at the same
 moment would seem to precede or follow the record. CLOCK_MONOTONIC_RAW is not slewed, so its difference from
 CLOCK_MONOTONIC yields the correction.
 """
@@ -106,7 +106,7 @@ class KmsgCursor:
     """How far the log has been read."""
 
     boot_id: str
-    seq: int  # of the last record read
+    seq: int  # the `seq` of the last record read
 
 
 class KmsgSensor:
@@ -116,8 +116,8 @@ class KmsgSensor:
         clock: Converts to agent time; its anchor names the boot.
         lines: The patterns of the lines to report.
         cursor: The position reached before a restart; ignored if it belongs to another boot.
-        trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only:
-            otherwise every process that may write there could take the node out of service.
+        trust_user_lines: Also accept records written to /dev/kmsg from user space. For tests only, because
+            every process that may write there could then take the node out of service.
         opener: Opens the log for non-blocking reading. Raises OSError.
         reader: Reads from a descriptor, like `os.read`.
     """
@@ -198,7 +198,7 @@ class KmsgSensor:
             except OSError as error:
                 failures += 1
                 if error.errno == errno.EINVAL and failures <= MAX_FAILURES:
-                    continue  # a record longer than the buffer; the kernel has moved on
+                    continue  # the record is longer than the buffer, and the kernel has skipped it
                 if found:
                     return True  # return the records read so far; if the error lasts, the next call raises it
                 raise Unavailable(f"{self._path}: {error.strerror}") from error

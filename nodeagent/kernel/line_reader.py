@@ -51,7 +51,7 @@ class LinePatterns:
         text = text[:MAX_LINE]
         if not self.may_match(text):
             return ()
-        if about_process(text):  # a user chose how it begins, and quotes whatever follows
+        if about_process(text):  # a user chose how the line begins, and may have chosen the rest
             return self._match(text, self._of_processes)
         return nvidia_lines.parse_nvidia(text) or self._match(text, self._lines)
 
@@ -77,7 +77,7 @@ def _any_of(words: list[str]) -> str:
 
 
 class LostRecords:
-    """Counts lost records, and reports the total as a reading. What loses a record increments `count`."""
+    """Counts lost records, and reports the total as a reading. The caller increments `count`."""
 
     def __init__(self, clock: Clock, source: str, text: str) -> None:
         self.count = 0

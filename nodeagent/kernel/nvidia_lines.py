@@ -46,8 +46,9 @@ _SXID = re.compile(
 )
 
 _UUID = re.compile(rf"NVRM: GPU at {_PCI}: (?P<uuid>GPU-[0-9a-fA-F-]{{8,40}})")
-# The whole line up to "the bus", because other lines of the driver quote text of its clients, such as the
-# version that a client claims to have. The three-line form breaks at different words in different drivers.
+# Matches the whole line up to "the bus", because other lines of the driver quote text from its clients, such
+# as the version that a client claims to have. The three-line form breaks at different words in different
+# drivers.
 _BREAK = r"\s{1,4}(?:NVRM: )?"
 _FALLEN = re.compile(
     r"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?"

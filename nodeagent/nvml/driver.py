@@ -24,7 +24,7 @@ from nodeagent.sensing.small_files import SYSFS
 # How long to wait for another sensor's init, which takes seconds if no persistence daemon keeps the GPUs
 # awake.
 PATIENCE_S = 5.0
-# Without this flag, init fails if every GPU has fallen off the bus, which says less than an empty list.
+# Without this flag, init fails if every GPU has fallen off the bus. An empty list tells more than that error.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 
@@ -35,8 +35,8 @@ class NvmlSession:
     number: int
     driver: str = ""  # version: "575.57.08"
     nvml: str = ""
-    branch: int | None = None  # of the driver: 575
-    load: str = ""  # of the kernel module: see `inventory.driver_load`
+    branch: int | None = None  # the driver's branch, such as 575
+    load: str = ""  # identifies the load of the kernel module: see `inventory.driver_load`
     after_loss: bool = False  # the previous session ended because the driver was gone
     renewed: bool = False  # the previous session was healthy, and the agent ended it to search for GPUs
 
@@ -62,10 +62,10 @@ class NvmlDriver:
         self._users: set[str] = set()
         self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
-        self._lost = False  # since the last session that started successfully
+        self._lost = False  # the driver was lost since the last session that started successfully
         self._renewed = False  # the last session ended only because of `renew`
         self._number = 0
-        self.branch: int | None = None  # of the driver last seen
+        self.branch: int | None = None  # the branch of the driver last seen
 
     def join(self, who: str) -> NvmlSession:
         """Return the open session, or open one.

@@ -50,7 +50,7 @@ CHECKS = frozenset({*_CHECK_OF.values(), "ecc_dbe", "ecc_sbe", "recovery_action"
 
 
 class EventsFailed(Exception):
-    """NVML delivers no events although the driver is loaded, for example because of a lost GPU."""
+    """Raised if NVML delivers no events although the driver is loaded, for example because a GPU is lost."""
 
 
 class NvmlEventSet:
@@ -136,7 +136,7 @@ def _address(handle: Any) -> int:
 class NvmlEvents:
     """Reports events within milliseconds; see `sensor.Sensor`.
 
-    Once the driver is gone, the sensor is Unavailable until NVML can be initialised again. It then registers
+    If the driver is gone, the sensor is Unavailable until NVML can be initialised again. It then registers
     all GPUs again.
     """
 

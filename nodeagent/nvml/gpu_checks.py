@@ -153,7 +153,10 @@ _OF_EACH_LINK = (
 
 
 def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield the width as a share of what GPU and slot support; for an idle GPU, only if it is full."""
+    """Yield the width as a share of the width that GPU and slot support.
+
+    An idle GPU yields only the full width, because an idle link is narrowed.
+    """
     widest = query.constant(nvml.nvmlDeviceGetMaxPcieLinkWidth)
     width = query.ask(nvml.nvmlDeviceGetCurrPcieLinkWidth) if widest else None
     if widest and width is not None and (width >= widest or busy(query)):
@@ -161,9 +164,9 @@ def pcie_link(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def pcie_generation(query: GpuQuery) -> Iterator[GpuReading]:
-    """Yield by how many generations the link is below what GPU and slot support.
+    """Yield how many generations the link is below the newest that GPU and slot support.
 
-    As for the width, an idle GPU yields only 0, because an idle link slows down to save power.
+    An idle GPU yields only 0, because an idle link slows down to save power.
     """
     newest = query.constant(nvml.nvmlDeviceGetMaxPcieLinkGeneration)
     now = query.ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration) if newest else None
@@ -178,10 +181,11 @@ def pcie_replays(query: GpuQuery) -> Iterator[GpuReading]:
 
 
 def links_up(query: GpuQuery, were_up: Collection[int] = ()) -> dict[int, bool]:
-    """Return whether each NVLink of the GPU is up, by link; empty if the GPU has none or none answers.
+    """Return whether each NVLink of the GPU is up, by link; empty if the GPU has no links or no link answers.
 
     A link that was down when it last answered stays down until it answers again. A link that has answered in
-    this session, or was up in an earlier one, exists: it is asked again even if the driver denies that.
+    this session, or was up in an earlier session, is known to exist. It is queried again even if the driver
+    reports that it does not exist.
     """
     call = nvml.nvmlDeviceGetNvLinkState
     links = query.nvlinks if query.nvlinks is not None else range(nvml.NVML_NVLINK_MAX_LINKS)
@@ -197,13 +201,13 @@ def links_up(query: GpuQuery, were_up: Collection[int] = ()) -> dict[int, bool]:
 
 
 def mig_mode(query: GpuQuery) -> tuple[bool, bool] | None:
-    """Return whether MIG is on, and whether it will be on after the next reset; None without a MIG mode."""
+    """Return whether MIG is on, and whether it will be on after the next reset; None without MIG support."""
     modes = query.once(nvml.nvmlDeviceGetMigMode)
     return None if modes is None else (bool(modes[0]), bool(modes[1]))
 
 
 def persistence_mode(query: GpuQuery) -> bool | None:
-    """Return whether the driver keeps the GPU's state, counters included, while no program uses the GPU."""
+    """Return whether the driver keeps the GPU's state and counters while no program uses the GPU."""
     mode = query.ask(nvml.nvmlDeviceGetPersistenceMode)
     return None if mode is None else bool(mode)
 
@@ -231,7 +235,7 @@ def nvlink_down(up_now: dict[int, bool], were_up: set[int], mig: bool = False) -
 def nvlink_errors(query: GpuQuery, total: CounterSum) -> Iterator[GpuReading]:
     """Yield the errors of all links: the sum of the first set of counters that the GPU has.
 
-    There is no reading while one of them cannot be read, and the sets are never mixed.
+    Yields nothing while one of these counters cannot be read. Never adds counters of different sets.
     """
     for keys, names in _counter_sets(query):
         values = query.fields(*keys)
@@ -276,7 +280,7 @@ _BY_SUMMARY = {
     nvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY: UNHEALTHY,
     nvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY: LIMITED,
 }
-# The health mask, gravest first: the position of the two bits, and the state and text if they are set.
+# The health mask, most severe first: the position of the two bits, and the state and text if they are set.
 _MASK = (
     (nvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, UNHEALTHY, "route unhealthy"),
     (nvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, UNHEALTHY, "access timeout"),
@@ -301,7 +305,7 @@ def fabric_state(state: int, status: int, summary: int, mask: int) -> tuple[int,
 
     Args:
         state, status: The GPU's progress in joining the fabric, and the result code of joining it.
-        summary: 0 from drivers and GPUs that report only the mask.
+        summary: 0 if the driver or the GPU reports only the mask.
     """
     if state in _BY_STATE:
         return _BY_STATE[state]

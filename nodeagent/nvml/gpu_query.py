@@ -1,4 +1,4 @@
-"""Queries one GPU repeatedly: skips unsupported calls, and continues after the failure of a call."""
+"""Queries one GPU repeatedly: skips unsupported calls, and continues if a call fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GpuQuery:
     never: set[object] = field(default_factory=set)  # calls and fields that the GPU does not support
     answered: int = 0  # since `begin`
     failed: str = ""  # since `begin`: the first unexplained error
-    nvlinks: tuple[int, ...] | None = None  # those that the GPU has; None: not known yet
+    nvlinks: tuple[int, ...] | None = None  # the links that the GPU has; None: not known yet
     link_states: dict[int, bool] = field(default_factory=dict)  # the last answer of each NVLink
     _pci: str = field(init=False, default="")
     _constants: dict[object, Any] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class GpuQuery:
         self._pci = self.gpu.pci
 
     def begin(self) -> None:
-        """Reset `answered` and `failed`, and what `once` remembers."""
+        """Reset `answered` and `failed`, and drop the results that `once` has kept."""
         self.answered = 0
         self.failed = ""
         self._of_sweep.clear()
 
     def constant(self, function: Callable[..., Any]) -> Any:
-        """Return the result of a call that does not change within a session: NVML is called until it answers.
+        """Return a result that does not change within a session. NVML is called until it returns one.
 
         Raises:
             GpuGone, DriverGone.

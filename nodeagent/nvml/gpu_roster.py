@@ -1,6 +1,7 @@
 """Tracks the GPUs that the node should have: which ones are new, back, replaced or missing.
 
-`NodeGpus` outlives a session and the agent: it records every GPU ever seen, and the last known state of each.
+`NodeGpus` outlives the session and the agent. It records every GPU ever seen and the last known state of
+each.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class GpuHistory:
     links_by_mig: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # see `links`
     mig: bool = False  # MIG was on
     recovery: int = 0  # the driver's recovery action
-    nvlink_total: CounterSum = field(default_factory=CounterSum)  # of the links' errors
-    # The following belong to one session of NVML, and are not remembered.
+    nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
+    # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
     persistence: bool | None = None  # persistence mode; None: unknown
     mig_word: str = ""  # the MIG mode, for people
@@ -50,7 +51,7 @@ class GpuHistory:
 
     @property
     def links(self) -> set[int]:
-        """The NVLinks that were up in the GPU's MIG mode, because MIG may make links inactive."""
+        """The NVLinks that were up in the GPU's current MIG mode. MIG may make links inactive."""
         return self.links_by_mig[self.mig]
 
     def take_state(self, state: int) -> bool:
@@ -88,13 +89,13 @@ class NodeGpus:
     """All GPUs of the node, by PCI address."""
 
     most: int = 0  # the most GPUs that NVML ever listed, or that the driver had claimed
-    load: str = ""  # of the driver: see `inventory.driver_load`
+    load: str = ""  # identifies the load of the driver: see `inventory.driver_load`
     gpus: dict[str, GpuHistory] = field(default_factory=dict)
 
     def reloaded(self, load: str, after_loss: bool) -> bool:
         """Record the driver's load; return True if it has changed.
 
-        If sysfs does not show the load, a loss of NVML since the last call counts as a new load.
+        If sysfs does not show the load, and NVML was lost since the last call, the load is assumed to be new.
         """
         known = bool(self.load and load)
         other = self.load != load if known else after_loss
@@ -170,7 +171,7 @@ class GpuRoster:
     def expected(self) -> int:
         """How many GPUs NVML should list: at least as many as its driver has claimed on the bus.
 
-        An operator's number replaces the memory of earlier GPUs, but not what the hardware shows now.
+        A number set by an operator overrides the number seen earlier, but not what the hardware shows now.
         """
         remembered = self.history.most if self._configured is None else self._configured
         return max(remembered, self._bus.expected)
@@ -181,7 +182,7 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        """True if NVML, once initialised again, may find a GPU that it cannot open now."""
+        """True if NVML may find a GPU that it cannot open now after it is initialised again."""
         return any(state != OK for state, _ in self.absent.values()) or any(
             each.state in ABSENT for each in self.history.gpus.values()
         )
@@ -196,9 +197,9 @@ class GpuRoster:
         return max(0, self.expected - self.count), f"{self.count} of {self.expected} GPUs"
 
     def facts(self, pci: str) -> tuple[tuple[str, str], ...]:
-        """Return what is known of a GPU: UUID, name, serial number, modes.
+        """Return what is known about a GPU: UUID, name, serial number, modes.
 
-        For a missing GPU, this is only the UUID; for a GPU that is absent but not missed, nothing.
+        For a missing GPU, return only the UUID; for a GPU that is absent but not expected, return nothing.
         """
         known, query = self.history.gpus[pci], self.queries.get(pci)
         if query is not None:

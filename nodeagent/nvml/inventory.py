@@ -19,7 +19,7 @@ DEVICES = Path("/dev")
 NVIDIA_VENDOR = "0x10de"  # the PCI vendor
 NVIDIA_DRIVER = "nvidia"
 MAX_DEVICES = 4096
-MAX_GPUS = 64  # of one node; NVIDIA's largest nodes have 16
+MAX_GPUS = 64  # per node; NVIDIA's largest nodes have 16
 
 
 def gpus_on_bus(sysfs: Path = SYSFS) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class GpuBus:
     """The NVIDIA GPUs on the PCI bus."""
 
     addresses: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()  # those that the NVIDIA driver has claimed and NVML should list
+    bound: tuple[str, ...] = ()  # the GPUs that the NVIDIA driver has claimed; NVML should list them
     visible: int | None = None  # how many GPUs have a device file here; None: none has one
 
     @property
@@ -50,15 +50,15 @@ class GpuBus:
 
     @property
     def claimed(self) -> frozenset[str]:
-        """The GPUs that NVML should list; none if only some are visible, because it is unknown which."""
+        """The GPUs that NVML should list; none if only some are visible, because it is not known which."""
         return frozenset(self.bound if self.expected == len(self.bound) else ())
 
 
 def gpu_bus(sysfs: Path = SYSFS, devices: Path = DEVICES) -> GpuBus:
     """Return the NVIDIA GPUs on the PCI bus and in /dev.
 
-    A GPU that is given to a virtual machine is bound to another driver. A virtual function is not a GPU that
-    NVML lists.
+    A GPU that is passed through to a virtual machine is bound to another driver. NVML does not list virtual
+    functions.
     """
     addresses = gpus_on_bus(sysfs)
     folder = sysfs / "bus/pci/devices"

@@ -32,8 +32,9 @@ LIB_RM_VERSION_MISMATCH = 18
 ARGUMENT_VERSION_MISMATCH = 25
 GPU_NOT_FOUND = 28
 
-# A call that returns one of these codes returns it until the driver is replaced. An older driver returns
-# INVALID_ARGUMENT for a field that it does not know, and ARGUMENT_VERSION_MISMATCH for a newer struct.
+# A call that returns one of these codes keeps returning it until the driver is replaced. An older driver
+# returns INVALID_ARGUMENT for a field that it does not know, and ARGUMENT_VERSION_MISMATCH for a newer
+# struct.
 NEVER = frozenset(
     {NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH},
 )
@@ -74,9 +75,9 @@ def driver_gone(code: int, during: str) -> DriverGone:
 
 
 def unload() -> None:
-    """Unload the library, to make the next init load the installed version.
+    """Unload the library, so that the next init loads the installed version.
 
-    Otherwise a driver upgrade would cause a version mismatch until the agent is restarted. Call this only
+    Without this, a driver upgrade would cause a version mismatch until the agent is restarted. Call this only
     while no NVML call is in progress, and after as many shutdowns as inits.
     """
     held = pynvml.nvmlLib

@@ -22,10 +22,11 @@ from nodeagent.sensing.sensor import Unavailable
 from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
-EARLY_S = 1.0  # a sweep that is this early counts as on time
-# How often NVML is initialised again while a GPU is missing, because it looks for GPUs only then.
+EARLY_S = 1.0  # a sweep that is this early is treated as on time
+# How often to initialise NVML again while a GPU is missing. NVML looks for GPUs only during initialisation.
 RENEW_S = 60.0
-# How often the modes of each GPU are read; `nvlink_down` and a falling counter read them when they matter.
+# How often the modes of each GPU are read. They are also read when `nvlink_down` or a falling counter depends
+# on them.
 MODES, MODES_S = "modes", 300.0
 
 
@@ -47,7 +48,7 @@ def _alone(read: Callable[[GpuQuery], Iterator[GpuReading]], *checks: str) -> Pr
 def _nvlink_down(query: GpuQuery, known: GpuHistory) -> Iterator[GpuReading]:
     up_now = gpu_checks.links_up(query, known.links)
     if known.links != {link for link, up in up_now.items() if up}:
-        known.take_mig(gpu_checks.mig_mode(query))  # the difference may be due to another mode
+        known.take_mig(gpu_checks.mig_mode(query))  # a changed mode may explain the difference
     yield from gpu_checks.nvlink_down(up_now, known.links, known.mig)
 
 
@@ -132,7 +133,7 @@ def _values(
 
 
 def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, session: NvmlSession) -> str:
-    """Record a reading; return how it shows that the GPU was reset, "" if it does not."""
+    """Record a reading. If it shows that the GPU was reset, return how; otherwise return ""."""
     if reading.check == "ecc_dbe":
         fell = known.take_uncorrected(reading.value, session.number)
         if fell and _keeps_counters(query, known):
@@ -147,7 +148,7 @@ def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, sess
 
 
 def _keeps_counters(query: GpuQuery, known: GpuHistory) -> bool:
-    """Return True if persistence mode was on and is on.
+    """Return True if persistence mode was on at the last reading and is still on.
 
     Without it, the driver forgets a GPU's counters and its request for a reset when the last program closes
     the GPU. That may be the agent itself, when it initialises NVML again to search for a missing GPU.
@@ -189,10 +190,10 @@ class NvmlPolling:
             periods_s: The period of each check, as in `policy/checks.toml`; checks of other sensors are
                 ignored.
             remembered: The result of `remembered` before a restart; the sensor continues from it.
-            expected: How many GPUs the node has; by default the most that were ever seen.
-            promised: True if the GPUs count as missing while the driver is unusable, because an operator has
-                given their number.
-            forgets: The baselines that operators have forgotten; None for none.
+            expected: How many GPUs the node has; by default, the highest number ever seen.
+            promised: True to report the GPUs as missing while the driver is unusable, because an operator has
+                set their number.
+            forgets: Operators' requests to forget baselines; None for none.
         """
         self._driver = driver
         self._clock = clock

@@ -57,7 +57,7 @@ def read(mistakes: Mistakes, name: str, raw: Mapping[str, Any]) -> Rule | None:
 def changed(
     mistakes: Mistakes, key: str, rule: Rule, raw: Mapping[str, Any], accepted: tuple[str, ...]
 ) -> Rule:
-    """Return `rule`, which is for samples, with the valid fields in `raw`; record mistakes in the others."""
+    """Return `rule`, a rule for samples, with the valid fields in `raw`; record mistakes in the others."""
     new: dict[str, Any] = {}
     for name, value in raw.items():
         at = key_of(*key.split("."), name)
@@ -182,8 +182,8 @@ def sound(mistakes: Mistakes, key: str, rule: Rule) -> None:
         mistakes.note(f"{key}.unhealthy.at", f"{high.at:g} is reached before degraded.at {low.at:g}")
     first = low or high
     if first is not None and rule.clear_at is not None:
-        # For a lower limit, a sample at the limit is bad and one at clear_at is not yet clean; for a rate, a
-        # sample at the limit is not yet bad. In both cases the two may be equal.
+        # For a lower limit, a sample at the limit is bad, and a sample at clear_at is not yet clean. For a
+        # rate, a sample at the limit is not yet bad. In both cases, the limit and clear_at may be equal.
         apart = (first.at - rule.clear_at) * worse
         if apart < 0 or (apart == 0 and not rule.below and rule.kind is RuleKind.LEVEL):
             mistakes.note(

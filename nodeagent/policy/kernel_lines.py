@@ -19,7 +19,7 @@ LONGEST_HOLD_S = meanings.LONGEST_S
 ENTITY_KINDS = (*model.ENTITY_KINDS, "nfs")
 ALL = ("name", "has", "pattern", "entity", "what", "source", "example")
 JUDGED = ("level", "action", "clears", "hold_s")  # required unless the line clears another line's findings
-RECURS = meanings.RECURS[:4]  # optional, all or none: the consequence of a line that recurs
+RECURS = meanings.RECURS[:4]  # optional, all or none: what follows if a line recurs
 ENDS = "ends"
 CLEARS = {each.value: each for each in (Clears.TIME, Clears.RESET, Clears.BOOT)}
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -34,18 +34,18 @@ FILE = "kernel_lines.toml"
 MAX_LINES = 256  # each pattern costs time on every kernel line that contains its characters
 MAX_ENTITY = 128
 
-# The kernel begins some lines with the name of a process, 15 bytes that its user chooses. What follows may
-# quote more of the user's text: the file in which a program crashed, or the cgroup of a failed allocation.
-# Such a line can begin like any other ("NVRM: a[11744]: segfault at ... in FILE"). These are the forms of
-# "%s" with the name in the Linux source: show_signal_msg(), do_trap() and others; drop_caches and others;
-# print_fatal_signal(); oom_kill_process(); warn_alloc().
+# The kernel begins some lines with the name of a process: 15 bytes that its user chooses. The rest of the
+# line may quote more of the user's text, such as the file in which a program crashed or the cgroup of a
+# failed allocation. So a user can make such a line begin like any other ("NVRM: a[11744]: segfault at ... in
+# FILE"). The Linux source prints the name in these forms: show_signal_msg(), do_trap() and others;
+# drop_caches and others; print_fatal_signal(); oom_kill_process(); warn_alloc().
 _ABOUT_PROCESS = re.compile(
     r".{0,15}?(?:\[\d{1,10}\]| ?\(\d{1,10}\)|(?:/\d{1,10})?: potentially unexpected fatal signal"
     r"| invoked oom-killer|: .{0,160}?, ?mode:0x)",
     re.DOTALL,
 )
 _TASK = "INFO: task "
-# A name of 15 bytes has room for three characters after these words.
+# After these words, three characters of a name of 15 bytes are left.
 _OF_ANOTHER_TASK = re.compile(r"INFO: task .{1,4}(?:\[\d{1,10}\]: | ?\(\d{1,10}\): )", re.DOTALL)
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 
@@ -142,7 +142,7 @@ class KernelLine:
     clears: Clears = Clears.TIME
     hold_s: float = 0.0
     recurs: Recurs | None = None
-    ends: str = ""  # the name of the line whose findings this line clears, with all others of the entity
+    ends: str = ""  # the line whose findings this line clears, along with all other findings of the entity
 
     @property
     def check(self) -> str:
@@ -163,7 +163,7 @@ def _fit(group: str, value: str) -> str:
 
 
 def load_lines(text: str) -> tuple[KernelLine, ...]:
-    """Return the lines in the order of the file; the first match counts.
+    """Return the lines in the order of the file; the first line that matches applies.
 
     Raises:
         BadPolicy: the file has mistakes; the exception lists all of them.

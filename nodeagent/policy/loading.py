@@ -11,7 +11,7 @@ from nodeagent.policy.rules import HealthPolicy, Rule
 from nodeagent.policy.validation import BadPolicy, Mistakes
 
 FACTS_OF = "2026.11"  # when the facts in the tables were collected
-MAX_BYTES = 1 << 20  # of an operator's file
+MAX_BYTES = 1 << 20  # the size limit of an operator's file
 FOLDER = Path(__file__).parent
 FILES = (
     "checks.toml", kernel_lines.FILE,
@@ -36,7 +36,7 @@ def load(overrides: str | None = None, file: str = "policy.toml") -> HealthPolic
         return overriding.overridden(policy, overrides, file)
     except BadPolicy:
         raise
-    except Exception as error:  # one text that a whole fleet mounts must not stop its agents, whatever it is
+    except Exception as error:  # a whole fleet may mount the same file, so no content may stop the agents
         why = f"{type(error).__name__}: {error}"[: validation.MAX_TEXT]
         raise BadPolicy([f"{file}: cannot be understood: {' '.join(why.split())}"]) from error
 

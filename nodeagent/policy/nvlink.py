@@ -61,7 +61,7 @@ class NvlinkReport:
 
 
 def parse_mask(text: str) -> BitMask:
-    """Parse a mask, written as 32 of `0`, `1` and `-` (either).
+    """Parse a mask: 32 characters, each `0`, `1` or `-` (either value).
 
     Raises:
         ValueError: it is malformed.

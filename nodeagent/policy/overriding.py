@@ -1,8 +1,8 @@
 """Applies an operator's TOML file to the shipped policy. Pure.
 
-A level or an action in that file also takes precedence over the driver's verdict. The dependent fields change
-with it, so one line is enough: what clears a finding follows the action, and an event that the operator
-declares healthy does not escalate.
+A level or an action in that file also takes precedence over the driver's verdict. Setting one of them also
+changes the fields that depend on it, so one line is enough: `clears` follows the action, and an event that
+the operator declares healthy does not escalate.
 """
 
 from __future__ import annotations

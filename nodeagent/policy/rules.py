@@ -24,13 +24,13 @@ class RuleKind(Enum):
 class Clears(Enum):
     """The condition that clears a finding about an event; the hold time starts when it is met."""
 
-    TIME = "time"  # only a time without a repetition
+    TIME = "time"  # no condition: the finding clears after a time without a repetition
     RESET = "reset"  # the GPU was reset, the driver reloaded, or the node rebooted
     BOOT = "boot"  # the node rebooted
     REPLACED = "replaced"  # another GPU has taken its place, or an operator has cleared the finding
 
 
-# What ends a finding whose remedy is one of these, unless its table says otherwise.
+# The condition that ends a finding with this action, unless the table sets another condition.
 CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
     {
         Action.RESET_GPU: Clears.RESET,
@@ -105,11 +105,11 @@ class Rule:
     check: str
     kind: RuleKind
     what: str  # a noun phrase, for people: "temperature margin"
-    source: str  # of the rule, for people
+    source: str  # the origin of the rule, for people
     unit: str = ""
     period_s: float = 0.0  # the interval between samples; 0: sampled when something happens
     below: bool = False  # for a level: lower values are worse
-    window_s: float = 60.0  # of a rate
+    window_s: float = 60.0  # for a rate: the window in which its counts are added up
     degraded: Bound | None = None
     unhealthy: Bound | None = None
     action: Action = Action.NONE  # when unhealthy
@@ -121,8 +121,8 @@ class Rule:
     states: Mapping[int, CheckState] = field(default_factory=dict)
     # For a rate: growth beyond `unhealthy` is a fault until it is remedied, even if the growth stops.
     lasts: bool = False
-    # For a rate: the counter starts at 0 with each boot, and its counts before the first reading after a boot
-    # are no fault, because links count errors while they come up.
+    # For a rate: the counter starts at 0 at each boot. Errors counted before the first reading after a boot
+    # are not a fault, because links count errors while they come up.
     restarts_at_boot: bool = False
     of_gpus: bool = False  # about the GPUs or their driver, although the entity is the node or the agent
     meaning: Meaning | None = None  # for an event check with only one code
@@ -140,7 +140,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ModelMeaning:
-    """The meaning of an Xid that differs for the GPUs of a model."""
+    """The meaning that an Xid has only on GPUs of one model."""
 
     model: str  # in the GPU's name: A100
     code: int
@@ -164,13 +164,13 @@ class HealthPolicy:
     sxids: Mapping[int, Meaning]
     unknown_sxid: Meaning
     unknown_xid: Meaning
-    version: str  # of the tables and the operator's file: part of every report
-    nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # of Xid 74
-    nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # of Xid 144 to 150
+    version: str  # the version of the tables and the operator's file, which is part of every report
+    nvlink4_bits: Mapping[nvlink.RegisterBit, Meaning] = field(default_factory=dict)  # for Xid 74
+    nvlink5_rows: Mapping[nvlink.NvlinkPattern, Meaning] = field(default_factory=dict)  # for Xids 144 to 150
     words: Mapping[Word, Meaning] = field(default_factory=dict)  # the meanings of the driver's keywords
-    classes: Mapping[int, str] = field(default_factory=dict)  # of Xids: the usual location of the fault
+    classes: Mapping[int, str] = field(default_factory=dict)  # by Xid: the usual location of the fault
     notes: Mapping[str, str] = field(default_factory=dict)  # by `xid.79`: remarks that fit no column
-    models: tuple[ModelMeaning, ...] = ()  # what differs by GPU
+    models: tuple[ModelMeaning, ...] = ()  # meanings that differ by GPU model
     overrides: tuple[str, ...] = ()  # keys that the operator's file sets: `xid.79.action`
 
     def is_event(self, check: str) -> bool:

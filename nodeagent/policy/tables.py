@@ -13,10 +13,10 @@ from nodeagent.policy.nvlink import NvlinkPattern
 from nodeagent.policy.rules import Clears, Meaning, ModelMeaning, Word
 from nodeagent.policy.validation import Mistakes
 
-WITHOUT_MIG = "off"  # marks a meaning that does not hold while MIG is on
+WITHOUT_MIG = "off"  # marks a meaning that does not apply while MIG is on
 OTHERS = "*"  # marks the row for all values that no other row names
 _NUMBERS = ("hold_s", "recurs_bursts", "recurs_within_s", "verdict_since")
-HIGHEST_CODE = 99_999  # of an Xid or an SXid
+HIGHEST_CODE = 99_999  # the highest number of an Xid or an SXid
 _DECODED = (
     "xid", "units", "mask_lt_575", "mask_ge_575", "error_status", "second_mask_lt_575", "second_mask_ge_575",
     "second_action", "severity", "investigate", "note",

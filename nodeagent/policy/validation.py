@@ -1,4 +1,4 @@
-"""Collects every mistake in a file as one line each: the key, its value, and the accepted values. Pure.
+"""Collects all mistakes in a file, one line for each: the key, its value, and the accepted values. Pure.
 
 TOML is parsed by the standard library, or on Python 3.10 by tomli, which has the same interface.
 """
@@ -15,15 +15,16 @@ from typing import Any, TypeVar
 MAX_MISTAKES = 100
 MAX_KEY = 80  # characters
 MAX_TEXT = 200
-MAX_BITS = 1024  # of a number that a message shows
+MAX_BITS = 1024  # the longest number that a message shows
 _PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
 
 
 class _Brief(Repr):
-    """Represents any value that TOML can contain within a bounded length."""
+    """Represents any TOML value as text of bounded length."""
 
     def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to write more than some thousand digits in decimal, which hexadecimal input may have.
+        # Python refuses to print more than a few thousand decimal digits, and hexadecimal input may have
+        # more.
         return (
             super().repr_int(x, level) if x.bit_length() <= MAX_BITS else f"a number of {x.bit_length()} bits"
         )

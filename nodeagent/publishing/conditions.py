@@ -2,8 +2,8 @@
 
 `GpuHealthy` is about the GPUs, their driver, its sensors and the NVSwitches. `TrainingNodeHealthy` is about
 everything that the agent watches. A condition is True only if the agent can vouch for it: it is Unknown
-before the first whole report, after the agent's end, and while a sensor that could find a fault is blind or
-hangs.
+before the first complete report, after the agent has ended, and while a sensor that could find a fault is
+blind or hangs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NodeCondition:
 
 
 def starting() -> tuple[NodeCondition, ...]:
-    """Return the conditions before the first whole report."""
+    """Return the conditions before the first complete report."""
     return _both("AgentStarting", "The node agent has not tried all of its sensors yet.")
 
 
 def stopped() -> tuple[NodeCondition, ...]:
-    """Return the conditions after a clean end of the agent."""
+    """Return the conditions after the agent has ended cleanly."""
     return _both("AgentStopped", "The node agent was stopped, so nobody watches this node.")
 
 
@@ -107,7 +107,7 @@ def _gpus_unseen(published: Published, sensors: Iterable[SensorStatus]) -> NodeC
 
 def _unseen(type_: str, published: Published, sensors: Iterable[SensorStatus]) -> NodeCondition | None:
     if published.released is not None:
-        why = "An operator has the node agent release the GPUs, so it does not watch them."
+        why = "An operator has released the GPUs, so the node agent does not watch them."
         return NodeCondition(type_, UNKNOWN, "GpusReleased", why)
     blind = [
         each

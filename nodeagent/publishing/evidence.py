@@ -1,6 +1,6 @@
-"""Reduces the agent's report to what the supervisor reads of it, in a size that fits an annotation. Pure.
+"""Reduces the agent's report to the parts that the supervisor reads, so that it fits an annotation. Pure.
 
-The result is the report of `/v1/health`, of the same schema, without the fields that only people read. If it
+The result is the report of `/v1/health`, in the same schema, without the fields that only people read. If it
 is too long, the findings that the supervisor ranks lowest are left out, and `left_out` counts them.
 """
 
@@ -72,7 +72,7 @@ def _findings(report: Mapping[str, Any]) -> Iterator[_Found]:
 
 
 def _rank(found: _Found) -> tuple[bool, tuple[bool, bool, int], float]:
-    """Sort by level, then as the supervisor does, the newest last: an operator may have waived the others."""
+    """Rank by level, then as the supervisor does, then by age; the newest may be the only one not waived."""
     _, finding = found
     corroborated = is_corroborated(finding["overridden"], finding["origins"] or finding["sources"])
     rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=finding["action"])

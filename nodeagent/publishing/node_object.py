@@ -1,6 +1,6 @@
 """Writes to one Node object of the API server, with the files of a pod's service account.
 
-The agent's only client of the API server. It needs no other library, and every wait is bounded.
+This is the agent's only client of the API server. It needs no other library, and every wait is bounded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from urllib.parse import quote
 from holdfast.version import __version__
 
 FIELD_MANAGER = "holdfast-nodeagent"
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # of every pod, unless it opts out
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless it opts out
 TOKEN, AUTHORITY = "token", "ca.crt"
-# The limit on each of these: to connect, the handshake, to send, each part of the answer. An API server that
-# is well answers within 0.1 s; one that takes longer is overloaded, and a heartbeat may then be late.
+# The time limit for each step: connecting, the handshake, sending, and each part of the answer. A healthy API
+# server answers within 0.1 s. A server that takes longer is overloaded, and a heartbeat may then be late.
 WAIT_S = 4.0
 MAX_ANSWER_BYTES = 64 << 10
 MAX_WHY = 300  # characters
@@ -47,8 +47,8 @@ class NodeObject:
     def patch_status(self, patch: Mapping[str, Any], wait_s: float = WAIT_S) -> NotWritten | None:
         """Merge a strategic patch into the object through its status subresource.
 
-        Returns None, or why the object may not have been changed. It is safe to repeat. Reads the token and
-        the authority each time, because the kubelet replaces both.
+        Returns None, or why the object may not have been changed. The call is safe to repeat. It reads the
+        token and the authority each time, because the kubelet replaces both.
         """
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -87,7 +87,7 @@ def _headers(token: str) -> dict[str, str]:
     return {
         "Authorization": f"Bearer {token}",
         "Content-Type": "application/strategic-merge-patch+json",
-        # The answer is then the object's metadata only, because a whole Node lists the images on its disk.
+        # Ask for the object's metadata only, because a whole Node lists the images on its disk.
         "Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
         "User-Agent": f"{FIELD_MANAGER}/{__version__}",
     }

@@ -1,8 +1,8 @@
 """Builds the patch of the Node object. Pure.
 
 One strategic merge patch of the status subresource contains everything: it merges conditions by their type,
-and the API server accepts annotations there too, as from the kubelet. So the agent needs one right only, and
-that right does not extend to the node's taints.
+and the API server accepts annotations there too, as it does from the kubelet. So the agent needs only one
+permission, and that permission does not extend to the node's taints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Transitions:
     since_s: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # by type: status, time
 
     def after(self, found: Iterable[NodeCondition], wall_s: float) -> Transitions:
-        """Return the transitions once these conditions are published."""
+        """Return the transitions after these conditions are published."""
         known = {each.type: self.since_s.get(each.type, ("", 0.0)) for each in found}
         return Transitions(
             {
@@ -42,7 +42,7 @@ def node_patch(
         found: The conditions.
         transitions: What `Transitions.after` returned for them.
         wall_s: The time, in seconds since 1970.
-        report: The text of the report; None to leave the published one and its time as they are.
+        report: The text of the report; None to leave the published report and its time unchanged.
     """
     patch: dict[str, Any] = {
         "status": {

@@ -1,7 +1,7 @@
 """Publishes the agent's state in a separate thread, which never delays the agent.
 
 The thread waits for the agent's cycles. It writes after a change of the verdict, as a heartbeat, and again
-after a failure: see `schedule`. At a clean end it reports that nobody watches the node any more.
+after a failure: see `schedule`. When it is stopped, it reports that nobody watches the node any more.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class NodePublisher:
         return failed
 
     def _tell(self, failed: NotWritten | None) -> None:
-        """Write to the log once that publishing fails, once more if it fails otherwise, and that it works."""
+        """Log when publishing begins to fail, when it fails in another way, and when it works again."""
         now = time.monotonic()
         if failed is None:
             if self._failing is not None:
@@ -136,7 +136,7 @@ class NodePublisher:
 
 
 def verdict_of(found: Iterable[NodeCondition], published: Published) -> Hashable:
-    """Return everything whose change is written at once; times and measured values are not part of it."""
+    """Return everything that is written at once if it changes, which excludes times and measured values."""
     return (
         tuple((each.type, each.status, each.reason) for each in found),
         frozenset(

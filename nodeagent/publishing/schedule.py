@@ -1,7 +1,7 @@
 """Decides when to write to the Node object: after a change, as a heartbeat, or again after a failure. Pure.
 
-A change is written at once. If changes follow each other, each write takes a token, so that a flapping node
-cannot occupy the API server.
+A change is written at once. Each such write takes a token, so that a flapping node cannot overload the API
+server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HEARTBEAT_S = 30.0  # the time between two writes without a change
 SOON_S = 0.2  # the shortest time between two writes; findings of one fault arrive together
 TOKENS = 10.0  # writes of changes that may follow each other closely
 REFILL_S = 3.0  # the time until another token
-RETRY_S = 1.0  # the wait after a failure, doubled after each further one
+RETRY_S = 1.0  # the wait after a failure, doubled after each further failure
 MAX_RETRY_S = 10.0
 
 

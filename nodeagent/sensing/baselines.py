@@ -1,8 +1,8 @@
-"""Baselines, and operators' requests to forget them on their way from one sensor to others.
+"""Baselines, and operators' requests to forget them, which one sensor passes on to the others.
 
-A baseline is what a sensor has seen of a node and expects to see again: its GPUs, the NVLinks that were up,
-the widths of its PCIe links. After a planned hardware change, an operator has the sensor forget it (`holdfast
-node forget`), and the sensor relearns the baseline from what it sees next.
+A baseline is what a sensor has seen on a node and expects to see again: its GPUs, the NVLinks that were up,
+the widths of its PCIe links. After a planned hardware change, an operator tells the sensor to forget it with
+`holdfast node forget`, and the sensor relearns the baseline from what it sees next.
 
 Only the sensor that reads the operators' requests (`operator_requests`) uses the disk of the saved state. It
 hands each request over in memory, so that a hanging disk blinds no sensor with baselines.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# The most requests that wait for a sensor, for example while it hangs; the oldest make room for more.
+# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped.
 MAX_KEPT = 64
 MAX_ENTITY = 200  # characters
 

@@ -2,9 +2,9 @@
 
 Within a boot, agent time is CLOCK_BOOTTIME plus an offset that was fixed when the agent first saw the boot,
 so neither a change of the wall clock nor a restart of the agent affects it. At a new boot, the offset is
-derived from the wall clock. If this clock is ahead, agent time stays ahead, so the time while the node was
-off never counts towards a hold time (`events`). People may read agent time as roughly the time since 1970;
-the logic only compares it.
+derived from the wall clock. If the wall clock is ahead, agent time stays ahead, so the time while the node
+was off never counts towards a hold time (`events`). People may read agent time as roughly the time since
+1970; the logic only compares it.
 """
 
 from __future__ import annotations

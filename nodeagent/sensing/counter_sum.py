@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMIT = 1 << 80  # more than any number of 64-bit counters of one sum
-MAX_COUNTERS = 512  # of one sum: 64 links with a few counters each
+MAX_COUNTERS = 512  # per sum: 64 links with a few counters each
 
 
 @dataclass(slots=True)
 class CounterSum:
     """Grows by the growth of its counters, and never falls.
 
-    The first reading is the sum of the counters that exist then. A counter that appears later counts from its
-    own first reading, because its earlier count is not growth. A counter that falls has restarted and counts
-    from its new reading, because links log errors while they come up, which are no fault.
+    The first reading is the sum of the counters that exist at that time. A counter that appears later counts
+    from its own first reading, because its earlier count is not growth. A counter that falls has restarted
+    and counts from its new reading, because the errors that links log while they come up are not a fault.
     """
 
     total: int | None = None  # None: before the first reading
-    last: dict[str, int] = field(default_factory=dict)  # of each counter that was ever read
+    last: dict[str, int] = field(default_factory=dict)  # the last reading of each counter
     summed: frozenset[str] = field(default=frozenset(), compare=False)  # the counters in the last sum
 
     def add(self, readings: Mapping[str, int | None]) -> int | None:
         """Return the sum; None if a counter that was in the last sum exists but could not be read.
 
         Args:
-            readings: All counters that exist now. A counter that is missing here is not waited for.
+            readings: All counters that exist now. A counter that is missing here no longer exists.
         """
         known = {name: value for name, value in readings.items() if value is not None}
         missed = len(known) < len(readings) and any(name in self.summed for name in readings.keys() - known)
@@ -51,7 +51,7 @@ class CounterSum:
 
     @classmethod
     def load(cls, raw: object) -> CounterSum:
-        """Restore a dumped sum. A malformed one counts as missing."""
+        """Restore a dumped sum. A malformed one is treated as missing."""
         if (
             not isinstance(raw, dict)
             or not _is_count(raw.get("total"))

@@ -53,7 +53,7 @@ class GpuRelease:
 def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> None:
     """Append a line that declares an entity healthy. Raises OSError.
 
-    `anchor` is that of the folder's saved state; None if there is none.
+    `anchor` is the anchor in the folder's saved state; None if there is none.
     """
     _append(folder, {"entity": entity[:MAX_ENTITY], "why": why[:500]}, anchor)
 
@@ -85,7 +85,7 @@ def _append(folder: Path, request: Mapping[str, Any], anchor: Anchor | None) -> 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         rest = line if _ends_with_a_line(path) else _CUT_OFF + line
-        while rest:  # a disk with little room takes only a part; the next write then says why
+        while rest:  # a nearly full disk takes only a part; the next write then fails with the reason
             rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
@@ -115,10 +115,10 @@ def is_closed(folder: Path, release: GpuRelease) -> bool:
 def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
     """Return the agent time when a request was made; None if the line is malformed. Pure.
 
-    A request of another boot precedes the current boot. If the agent knew that boot, the line contains the
-    agent time; if not, the request follows everything that the agent has seen before the current boot. An
-    earlier version wrote only the wall clock's time, so that time is used for its lines. No request takes
-    effect later than now.
+    A request from another boot takes effect before the current boot. If the agent knew that boot, the line
+    contains the agent time. If not, the request takes effect after everything that the agent saw before the
+    current boot. Lines of an earlier version contain only the wall-clock time, which is used for them. No
+    request takes effect later than now.
     """
     if "boot_id" not in request:
         wall_s = _number(request.get("wall_s"))
@@ -142,7 +142,7 @@ class OperatorRequests:
     def __init__(
         self, folder: Path, clock: Clock, position: Any = None, *, acknowledges: bool = False
     ) -> None:
-        """Create the sensor; `release` and `forgets` return at once what `position` contains.
+        """Create the sensor; `release` and `forgets` are restored from `position`.
 
         Args:
             position: The result of `position` before a restart, or the number of bytes that an earlier

@@ -25,7 +25,7 @@ from nodeagent.server import listening, metrics, report
 
 START_S = 5.0
 STOP_S = 0.5
-MAX_IDLE_S = 5.0  # an idle connection is closed after this time, as is one whose headers take longer
+MAX_IDLE_S = 5.0  # a connection is closed if it is idle for this time, or if its headers take longer
 MAX_IDLE = 64  # concurrent idle connections, to leave the sensors enough file descriptors
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 16 << 10
@@ -53,10 +53,10 @@ class HttpServer:
         self._up = threading.Event()
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self.port = port  # the actual port, once `start` has returned
+        self.port = port  # the actual port after `start` has returned
 
     def start(self) -> None:
-        """Return once the server listens. Raises CannotListen."""
+        """Start the server, and return when it listens. Raises CannotListen."""
         try:
             self._sockets = listening.listen(self._host, self._port)
         except OSError as error:
@@ -143,7 +143,7 @@ def application(
 ) -> web.Application:
     """Return the application. With `inject` it also serves `POST /v1/inject`, which is for tests only.
 
-    `collectors` have metrics besides those of the published state.
+    `collectors` provide metrics in addition to those of the published state.
     """
     registry = metrics.registry(published)
     for each in collectors:

@@ -2,8 +2,8 @@
 
 A process that cannot be ended (see `agent.claim`) also keeps its port. The agent permits another process of
 the same user to listen on the port too (SO_REUSEPORT), but the kernel would then spread the connections over
-both. A one-instruction filter directs them all to the new socket. While a process on the port answers, the
-address counts as in use.
+both. A one-instruction filter directs them all to the new socket. If a process on the port still answers, the
+address is treated as in use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _bound(family: int, address: tuple[object, ...], *, beside: bool = False) ->
         if beside:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        # Set only after an exclusive bind, the option lets a successor share the port, but not this process.
+        # The option is set only after an exclusive bind, so it lets a successor share this process's port,
+        # but does not let this process share another's.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.listen(SERVER_BACKLOG)
     except OSError:

@@ -1,4 +1,7 @@
-"""The agent's metrics, built from the published state at each scrape. The hardware bounds their number."""
+"""The agent's metrics, built from the published state at each scrape.
+
+The number of metrics is bounded by the hardware.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from nodeagent.model import DRIVER, NODE, Action, HealthVerdict, Level, word
 from nodeagent.server.report import worst
 
 MAX_ENTITIES = 512  # one label each; a node has about a hundred
-# The kinds whose entities come first if there are more: those that decide whether the node can train.
+# If there are more, entities of these kinds come first, because they decide whether the node can train.
 _FIRST = ("gpu", DRIVER, NODE)
 
 
@@ -42,7 +45,7 @@ class NodeMetrics(Collector):
             "changes", "Changes of findings (raised, worse, better, cleared) since the first start.", last
         )
         yield _gauge(
-            "released", "1 while an operator has the GPUs released.", float(now.released is not None)
+            "released", "1 while an operator has released the GPUs.", float(now.released is not None)
         )
         yield _gauge("problems", "Problems of the agent itself, as the report lists them.", len(now.problems))
         yield _gauge(

@@ -1,8 +1,8 @@
 """Distinguishes moved or renamed hardware from hardware that is missing because it broke. Pure.
 
-A port, an interface or a PCI device whose name is no longer listed is reported as gone only if something
-shows that it still works elsewhere: the same hardware has another name, or another network namespace has it.
-Hardware that has left without a trace may have failed, so its findings remain until an operator clears them.
+If the name of a port, an interface or a PCI device is no longer listed, the device is reported as gone only
+if something shows that it works elsewhere: it has another name, or is in another network namespace. Hardware
+that has disappeared without a trace may have failed, so its findings remain until an operator clears them.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class KnownHardware:
     ) -> list[Reading]:
         """Note what is present, and return a reading for each entity that has moved.
 
-        A listing may miss something that is being renamed, so an entity counts as absent at the second
-        listing in a row without it. A name that other hardware has taken counts at once.
+        A listing may miss something that is being renamed, so an entity counts as absent only after two
+        listings in a row without it. If other hardware has taken its name, it counts as absent at once.
 
         Args:
             present: All hardware of the kind in the newest listing.
-            listed_s: When that was listed.
+            listed_s: The time of that listing.
             has_moved: Returns True if something shows that the hardware works elsewhere.
         """
         left = {name for name, each in present.items() if self._is_other(name, each)}

@@ -184,7 +184,7 @@ class InfiniBandPorts:
         self._listing = CachedList(lambda: list_ports(root))
         self._expected = expected
         self._best_gbps = _remembered_rates(remembered)
-        self._sums = _remembered_sums(counts)  # by port and check; a sum outlives its port's absence
+        self._sums = _remembered_sums(counts)  # by port and check; a sum is kept while its port is absent
         self._seen: dict[str, IbPort] = {}  # by entity, since this process started
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -209,12 +209,12 @@ class InfiniBandPorts:
         return {key: each.dump() for key, each in list(self._sums.items())[-MAX_SUMS:]}
 
     def rebase_counts(self) -> None:
-        """Count from the next readings, as the node has booted, and links count errors while they come up."""
+        """Count from the next readings: the node has booted, and links count errors while they come up."""
         for each in self._sums.values():
             each.rebase()
 
     def forget(self, entity: str) -> None:
-        """Forget that a port was up, and its best rate; of all ports if `entity` is empty."""
+        """Forget that a port was up, and its best rate; if `entity` is empty, do so for all ports."""
         keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}
         self._best_gbps = {key: each for key, each in self._best_gbps.items() if entity and key not in keys}
         self._seen = {name: each for name, each in self._seen.items() if entity and name != entity}

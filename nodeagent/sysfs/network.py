@@ -80,7 +80,7 @@ class NetworkInterfaces:
         return list(self._were_up)
 
     def forget(self, entity: str) -> None:
-        """Forget that an interface was up; all of them if `entity` is empty."""
+        """Forget that an interface was up; if `entity` is empty, do so for all interfaces."""
         self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
 
     def _states(self, found: tuple[NetInterface, ...]) -> list[Reading]:

@@ -4,7 +4,7 @@ The checks cover network adapters, NVMe drives, GPUs and the bridges above them.
 
 The link's speed is not checked, because an idle link may be slow by design. The device and the port above it
 report the full width, but a slot may have fewer lanes than its port claims. So a width counts as full only
-once this device, or another of the same model, has been seen with it.
+after this device, or another of the same model, has been seen with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nodeagent.sysfs.departures import Hardware, KnownHardware
 MAX_DEVICES = 512  # a node with eight GPUs and their switches has about a hundred
 MAX_DEPTH = 16  # bridges above one device
 NETWORK, NVME, GPU, BRIDGE = "network", "nvme", "gpu", "bridge"
-# The first bytes of the class, from pci_ids.h; `pci_classes` has those of GPUs.
+# The first bytes of the class, from pci_ids.h; `pci_classes` has the classes of GPUs.
 CLASSES = ((0x02, NETWORK), (0x0108, NVME))
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})  # PCI Express: other values, such as 0 and 63, mean no link
@@ -120,7 +120,7 @@ def _device(path: str, what: str) -> PciDevice:
 
 
 def _max_width(path: str) -> int | None:
-    """Return the maximum width of the link: 8 for a card of 16 lanes in a slot of 8."""
+    """Return the maximum width of the link: 8 for a card with 16 lanes in a slot with 8 lanes."""
     ends = [path, *bridges_above(path)[:1]]
     widths = [parse_number(try_read(f"{each}/max_link_width")) for each in ends]
     known = [each for each in widths if each is not None and each > 0]
@@ -250,8 +250,8 @@ class PciDevices:
     def _gone(self, found: Sequence[PciDevice]) -> list[Reading]:
         """Return a reading for each device that has moved to another address.
 
-        A device has moved if none of its model is missing. A device that has left the bus without such a sign
-        may have failed.
+        A device has moved if no device of its model is missing. A device that has left the bus without such a
+        sign may have failed.
         """
         if len(found) >= MAX_DEVICES:
             return []  # there may be more

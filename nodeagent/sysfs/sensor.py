@@ -45,7 +45,7 @@ class SysfsSensor:
             remembered: The result of `remembered` before the last restart.
             root: The root of a sysfs.
             expected: The number and rate of the InfiniBand ports that an operator expects to be up.
-            forgets: The baselines that operators have forgotten; None for none.
+            forgets: Operators' requests to forget baselines; None for none.
         """
         self._root = root
         before = remembered or {}

@@ -1,8 +1,8 @@
 """Remember when each agent's report changed, by this process's clock, and add the reports to the nodes. Pure.
 
-No two clocks are compared. A report's age counts from when this process saw it change. The age of a report
-that was there when this process began is unknown: the agent may have been silent for days. Such a report is
-not believed until the agent writes its next one, within 30 s. Until then, the node counts as unknown.
+The clocks of two machines are never compared. A report's age is the time since this process saw it change. If
+a report existed before this process started, its age is unknown: the agent may have been silent for days.
+Such a report is not used, and the node counts as unknown until the agent writes its next report, within 30 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SENDERS = 4  # machines that report under one name; two are already an alert
 
 @dataclass(slots=True)
 class _Heard:
-    """What is known of one node's reports. `seen_s` is when this process first saw the node."""
+    """What is known about one node's reports. `seen_s` is when this process first saw the node."""
 
     uid: str
     seen_s: float
@@ -31,7 +31,7 @@ class _Heard:
     malformed: str = ""
     verdict: str | None = None
     heard_s: float = -math.inf  # when this process last saw the agent change anything, its verdict included
-    # The result for a single sender, which does not depend on the time, and the policy that it is for
+    # The result for a single sender, which does not depend on the time, and the policy that it applies to
     known: tuple[NodePolicy, Report, float] | None = None
 
 
@@ -42,7 +42,7 @@ class AgentReports:
         self._nodes: dict[str, _Heard] = {}
 
     def note(self, node: KnownNode, now_s: float) -> None:
-        """Note the node as it is now."""
+        """Record the current state of a node."""
         heard = self._nodes.get(node.name)
         if heard is None or heard.uid != node.uid:
             machine = Machine(node.boot_id, node.machine_id)
@@ -65,7 +65,7 @@ class AgentReports:
         self._nodes.pop(name, None)
 
     def is_awaited(self, name: str, now_s: float, policy: NodePolicy) -> bool:
-        """True if this process has heard nothing of the node yet, but only because it has just started."""
+        """True if this process has not heard from the node yet, but only because it has just started."""
         heard = self._nodes.get(name)
         return (
             heard is not None
@@ -100,11 +100,11 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
     try:
         raw = parsed_report(text)
         if raw.get("node", name) != name:
-            heard.malformed = f"its report is of node {str(raw.get('node'))[:80]!r}"
+            heard.malformed = f"its report is about node {str(raw.get('node'))[:80]!r}"
             return
         new = Received(name, raw, now_s)
         others = [each for each in heard.received if _sender(each) != _sender(new)]
-    except Exception as error:  # the mirror of all nodes must survive a report that nobody has thought of
+    except Exception as error:  # one unexpected report must not stop the mirror of all nodes
         heard.malformed = f"its report is invalid: {error}"
         return
     heard.received = [*others, new][-MAX_SENDERS:]

@@ -1,4 +1,4 @@
-"""Announce decisions as Events, log lines and metrics: each once, not at each round."""
+"""Announce decisions as Events, log lines and metrics: each decision once, not in every round."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _POOL = ObjectReference("apps/v1", "Deployment", pod_layout.NAMESPACE, pod_layou
 
 
 class Announcer:
-    """Records Events on the Nodes. A statement that holds for hours is announced when it begins to hold."""
+    """Records Events on the Nodes. A state that lasts for hours is announced only when it begins."""
 
     def __init__(self, events: EventRecorder) -> None:
         self._events = events
@@ -83,9 +83,9 @@ class Announcer:
         *,
         is_dry: bool,
     ) -> None:
-        """Announce alerts, verdicts that move nobody and, in a dry run, actions.
+        """Announce alerts, verdicts that move no members and, in a dry run, actions.
 
-        `awaited`: nodes whose silence is expected, because this process has just started.
+        `awaited` contains the nodes whose silence is expected, because this process has just started.
         """
         views = {each.name: each for each in plan.pool.nodes}
         hushed = {*awaited}
@@ -112,7 +112,7 @@ class Announcer:
         VERDICTS_METRIC.labels("held").set(len(swaps.held) + len(swaps.would))
 
     def warn(self, reference: ObjectReference, reason: str, text: str) -> None:
-        """Announce something that is wrong, and that the caller announces once."""
+        """Announce a problem. The caller must call this only once for each problem."""
         log.warning("quarantine", extra={"about": reference.name, "reason": reason, "why": text})
         self._events.record(reference, reason, text, "Warning")
 

@@ -1,7 +1,8 @@
 """Observe the Nodes, plan, and carry out one write at a time while this process leads.
 
-Each write is conditional on the Node that the plan has seen, and is sent only while the term of the Lease
-lasts. After a write, its answer counts as seen, so the next plan knows of the node that was just taken out.
+Each write is conditional on the version of the Node that the plan has seen, and is sent only while the term
+of the Lease lasts. The answer to a write updates what the next plan sees, so that plan knows about the node
+that was just taken out.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WRITE_S = 10.0  # the limit of one request, if the term lasts longer
 MIN_PLAN_INTERVAL_S = 0.05
 # A plan that took 1 ms is followed by a pause of 50 ms, so plans take 2 % of a core, however many agents
 # report.
-# A plan for 2,000 nodes takes 20 ms. The pause is not longer than a fault may wait.
+# A plan for 2,000 nodes takes 20 ms. The pause is limited, because a fault must not wait longer.
 PAUSE_FACTOR, MAX_PAUSE_S = 50, 1.0
 MAX_PLAN_INTERVAL_S = 10.0  # a node that falls silent triggers no event, so plan at least this often
 DRAINING_S = 1.0  # between two plans while a node is being drained
@@ -94,9 +95,9 @@ class QuarantineController:
         nodes: NodeMirror,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`namespace` has the Lease and the settings. `nodes` are those that may be in the pool.
+        """`namespace` contains the Lease and the settings.
 
-        The caller runs `nodes`.
+        `nodes` mirrors the nodes that may be in the pool; the caller runs it.
         """
         self.settings = QuarantineSettings()
         self._server, self._jobs, self._left_s, self._wall = server, jobs, left_s, wall
@@ -107,7 +108,7 @@ class QuarantineController:
         self._runs: dict[str, tuple[RunFault, ...]] = {}
         self._others: dict[str, tuple[Sequence[OtherPod], float]] = {}  # by node, and when to look again
         self._paused: dict[str, tuple[int, float]] = {}  # by node or pod: failures, and until when
-        self._draining: set[str] = set()  # nodes on which this process has seen work during their drain
+        self._draining: set[str] = set()  # nodes where this process has seen work during the drain
         self._installed_s: float | None = None
         self._changed = asyncio.Event()
         self._verdicts = AgentVerdicts()
@@ -115,13 +116,13 @@ class QuarantineController:
         self._service: NodesInService | None = None  # None before the first plan
         self._nodes = nodes
         nodes.observe(self._note_node)
-        self.synced = nodes.synced  # set once all nodes are known
+        self.synced = nodes.synced  # set when all nodes are known
         self._config = Mirror(
             server, CONFIG_MAPS, self._note_config, namespace=namespace, fields=f"metadata.name={CONFIG}"
         )
 
     def note_run_fault(self, node: str, fault: RunFault) -> None:
-        """Take note that a training run saw a fault of this node. Never blocks or raises."""
+        """Record that a training run saw a fault of this node. Never blocks or raises."""
         if node not in self._runs and len(self._runs) >= MAX_NOTED:
             return
         known = replace(fault, at_s=min(fault.at_s, self._wall()))
@@ -147,7 +148,7 @@ class QuarantineController:
         self._changed.set()
 
     def _take(self, found: KubernetesObject) -> None:
-        """Take over a Node that the server has sent, unless a newer one is known."""
+        """Store a Node that the server has sent, unless a newer version is known."""
         new = node_objects.read(found)
         old = self._known.get(new.name)
         if old is not None and old.uid == new.uid and _is_older(new.view.version, old.view.version):
@@ -164,7 +165,7 @@ class QuarantineController:
         return self._verdicts.note(name, known.verdict, now_s, known.view.rack, is_out=is_out)
 
     def _heed_verdicts(self) -> None:
-        """Have members leave the nodes whose agents report a fault, as far as the limits allow.
+        """Make members leave the nodes whose agents report a fault, as far as the limits allow.
 
         This is done at once when a verdict changes, because a node may fail within a second.
         """
@@ -185,7 +186,7 @@ class QuarantineController:
             about = ObjectReference("v1", "ConfigMap", self._namespace, CONFIG, "")
             if self._config.synced.is_set():
                 kept = "the last good settings remain in force"
-            else:  # this process does not know the settings before
+            else:  # this process does not know the previous settings
                 self.settings = QuarantineSettings(dry_run="true")
                 kept = "actions are only announced until the settings are good"
             self._announcer.warn(about, "BadSettings", f"{error}; {kept}")
@@ -250,9 +251,9 @@ class QuarantineController:
         return self._reports.is_awaited(node.name, asyncio.get_running_loop().time(), self.settings.policy)
 
     def _in_service(self, found: NodePlan) -> NodesInService:
-        """Return the nodes in service. Those that this process has yet to hear count as known.
+        """Return the nodes in service. Nodes that this process has yet to hear from count as known.
 
-        Otherwise, verdicts would move nobody for half a minute after each change of the leader.
+        Otherwise, verdicts would not move any members for half a minute after each change of the leader.
         """
         out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
         awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
@@ -260,7 +261,7 @@ class QuarantineController:
         return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out, waived)
 
     def _is_waived(self, node: NodeView) -> bool:
-        """True if an operator has released the node, and knew all that is wrong with it now."""
+        """True if an operator has released the node, and knew everything that is wrong with it now."""
         if node.waiver is None or node.report is None or not evidence.unhealthy(node.report):
             return False
         return not waivers.counted(node, self._wall(), self.settings.policy)
@@ -282,7 +283,7 @@ class QuarantineController:
             self._installed_s = datetime.fromisoformat(str(created).replace("Z", "+00:00")).timestamp()
 
     def _due_s(self, found: NodePlan) -> float:
-        """Return in how many seconds to plan again, if nothing happens."""
+        """Return how many seconds to wait before planning again, if nothing happens."""
         now_s, wall_s = asyncio.get_running_loop().time(), self._wall()
         ends = [each.until_s - wall_s for each in found.holds]
         ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]
@@ -307,14 +308,14 @@ class QuarantineController:
         return api_time(datetime.fromtimestamp(self._wall(), timezone.utc))
 
     def _forget_runs(self, name: str, written: Sequence[RunFault] = ()) -> None:
-        """Forget what is on the Node now, or too old to be evidence."""
+        """Forget faults that have been written to the Node, or are too old to be evidence."""
         oldest_s = self._wall() - RUNS_S
         left = [each for each in self._runs.pop(name, ()) if each not in written and each.at_s > oldest_s]
         if left:
             self._runs[name] = tuple(left)
 
     async def _correct_conditions(self) -> None:
-        """Make Holdfast's conditions agree with the records, also where an earlier leader has not."""
+        """Make Holdfast's conditions agree with the records, even where an earlier leader did not."""
         for node in list(self._known.values()):
             condition = patches.condition_of(node)
             if condition is None or self._is_paused(node.name) or self._left_s() <= 0:
@@ -328,9 +329,9 @@ class QuarantineController:
     async def _asked(
         self, name: str, request: Coroutine[Any, Any, KubernetesObject]
     ) -> KubernetesObject | None:
-        """Return the answer; None if the request has failed. Then nothing about `name` is sent for a while.
+        """Return the answer. If the request fails, return None and send nothing about `name` for a while.
 
-        If no answer has arrived, the write may have taken effect: the watch shows it, and the next plan then
+        If no answer has arrived, the write may have taken effect. The watch then shows it, and the next plan
         no longer contains it.
         """
         try:
@@ -341,7 +342,7 @@ class QuarantineController:
         except Conflict:
             self._pause(name, CONFLICT_S)
             current = self._nodes.objects.get(ObjectName("", name))
-            if current is not None:  # such as after a restore from a backup, when versions are lower
+            if current is not None:  # for example after a restore from a backup, when versions are lower
                 self._known[name] = node_objects.read(current)
         except (ApiError, OSError, asyncio.TimeoutError) as error:
             failures = self._paused.get(name, (0, 0.0))[0] + 1
@@ -357,7 +358,7 @@ class QuarantineController:
         self._paused[name] = (failures, asyncio.get_running_loop().time() + pause_s)
 
     def _is_paused(self, name: str) -> bool:
-        """True if the last request about `name` has failed a short time ago. The failures are remembered."""
+        """True if the last request about `name` failed a short time ago. The number of failures is kept."""
         found = self._paused.get(name)
         if found is None or asyncio.get_running_loop().time() < found[1]:
             return found is not None
@@ -368,7 +369,7 @@ class QuarantineController:
     # -- draining
 
     async def _drain(self, found: NodePlan) -> None:
-        """Have members leave the drained nodes. Other people's pods follow, if the operator allows it."""
+        """Make members leave the drained nodes. Other people's pods follow, if the operator allows it."""
         self._draining &= {name for name, _ in found.draining}
         for name, why in found.draining:
             node = self._known.get(name)

@@ -63,5 +63,5 @@ def eviction(pod: OtherPod) -> dict[str, Any]:
 
 
 def retry_s(failures: int) -> float:
-    """Return how long to wait after the last of so many refusals in a row."""
+    """Return how long to wait after this number of refusals in a row."""
     return min(MAX_RETRY_S, RETRY_S * 2.0 ** min(failures - 1, 10))

@@ -12,7 +12,7 @@ RECORD = PREFIX + "quarantine"  # what is stored between decisions, as JSON
 
 # Written by an operator, and removed by the supervisor: "release" or "quarantine: WHY"
 REQUEST = PREFIX + "quarantine-request"
-REQUESTED_BY = PREFIX + "quarantine-requested-by"  # who; an admission policy compares it with the user
+REQUESTED_BY = PREFIX + "quarantine-requested-by"  # the name that an admission policy compares with the user
 
 VERDICTS = ("GpuHealthy", "TrainingNodeHealthy")  # conditions that the node agent writes
 

@@ -1,4 +1,4 @@
-"""One mirror of the Nodes for all who look at them in this process."""
+"""One mirror of the Nodes for all observers in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.nodes import node_objects
 
 
 class NodeMirror:
-    """Mirrors the Nodes, and calls each observer after a change, as `Mirror` calls its only one."""
+    """Mirrors the Nodes, and calls each observer after a change, as `Mirror` calls its only observer."""
 
     def __init__(
         self,
@@ -21,17 +21,17 @@ class NodeMirror:
         kept_labels: Iterable[str] = (),
         kept_conditions: Iterable[str] = (),
     ) -> None:
-        """`labels` selects nodes. The other two are what observers need besides `node_objects.prune`."""
+        """`labels` selects nodes. The other two name what observers need besides `node_objects.prune`."""
         kept = (*kept_labels,), (*kept_conditions,)
         self._observers: list[Changed] = []
         self._mirror = Mirror(
             server, NODES, self._note, labels=labels, prune=lambda found: node_objects.prune(found, *kept)
         )
         self.objects = self._mirror.objects
-        self.synced = self._mirror.synced  # set once all nodes are known
+        self.synced = self._mirror.synced  # set when all nodes are known
 
     def observe(self, changed: Changed) -> None:
-        """Call `changed` for each later change, after the observers that were there before."""
+        """Call `changed` for each later change, after the observers that were added earlier."""
         self._observers.append(changed)
 
     async def run(self) -> NoReturn:

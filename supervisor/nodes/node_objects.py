@@ -37,7 +37,7 @@ _KEPT_CONDITIONS = (READY, CONDITION, *VERDICTS)
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """What an operator asks for. If `refused` is not "", the request is not understood."""
+    """An operator's request. If it cannot be understood, `refused` gives the reason."""
 
     kind: str  # "release" or "quarantine"
     why: str = ""
@@ -50,8 +50,8 @@ class OperatorRequest:
 class KnownNode:
     """A Node object.
 
-    `view` has what is stored on the node, but not its agent's report (`agent_reports`). `told` is what only
-    people read in the record: who decided last, why and when.
+    `view` contains what is stored on the node, but not its agent's report (`agent_reports`). `told` is the
+    part of the record that only people read: who decided last, why and when.
     """
 
     view: NodeView
@@ -72,15 +72,16 @@ class KnownNode:
 
     @property
     def is_tainted(self) -> bool:
-        """True if the node has Holdfast's taint, whoever has set it."""
+        """True if the node has Holdfast's taint, no matter who has set it."""
         return any(each.get("key") == TAINT for each in self.taints)
 
     @property
     def is_ours(self) -> bool:
         """True if the node belongs to the pool.
 
-        A node without an agent does not, because nothing is known about its health. It does if an operator
-        or Holdfast has taken it out: otherwise nothing would release it.
+        A node without an agent does not belong to the pool, because nothing is known about its health. It
+        does belong to the pool if an operator or Holdfast has taken it out, because nothing else would
+        release it.
         """
         is_held = self.view.quarantine is not None or bool(self.view.refused)
         return self.report is not None or self.is_tainted or is_held or self.request is not None
@@ -91,7 +92,7 @@ def prune(
 ) -> Mapping[str, Any]:
     """Return only the parts of a Node that `read` reads. A Node can list hundreds of images.
 
-    `labels` and `conditions` are what else to keep, for others who look at the same object.
+    `labels` and `conditions` name further parts to keep, for other observers of the same object.
     """
     metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
     kept = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
@@ -111,15 +112,15 @@ def prune(
 
 
 def read(found: Mapping[str, Any]) -> KnownNode:
-    """Return what a Node object says. If any of it is unreadable, the node is `refused`. Never raises."""
+    """Return the content of a Node object. If any part is unreadable, the node is `refused`. Never raises."""
     try:
         return _read(found)
-    except Exception as error:  # the other nodes must survive a Node that nobody has thought of
+    except Exception as error:  # one unexpected Node must not affect the other nodes
         return _unreadable(found, f"the Node is unreadable: {error!r}"[:MAX_WHY])
 
 
 def _unreadable(found: Mapping[str, Any], why: str) -> KnownNode:
-    """Return a node of which only the identity is known. It counts as out, because it may have a taint."""
+    """Return a node with nothing but its identity. It counts as out, because it may have a taint."""
     metadata = _mapping(found.get("metadata"))
     view = NodeView(
         str(metadata.get("name", "")),
@@ -150,7 +151,7 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
             view = stored.from_json(view, record)
             told = {key: str(record.get(key) or "") for key in ("by", "why", "at")}
         except (BadState, ValueError) as error:
-            # With the taint, the node counts as out, and as not Holdfast's to release.
+            # If the node has the taint, it counts as out, and Holdfast does not release it.
             is_out = view.cordoned or any(each.get("key") == TAINT for each in taints)
             view = replace(view, refused=f"annotation {RECORD} is unreadable: {error}", cordoned=is_out)
             told = {"by": "", "why": view.refused, "at": ""}
@@ -172,7 +173,7 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
 
 
 def verdict_of(found: Mapping[str, Any]) -> str | None:
-    """Return a clause that says what the agent finds wrong with a node; "" if nothing is known.
+    """Return a clause that says what the agent finds wrong with a node; "" if it reports no fault.
 
     Return None for a node without an agent.
     """

@@ -1,8 +1,8 @@
 """The requests that change a Node. Pure.
 
 The API treats a node's taints as one value (`x-kubernetes-list-type: atomic`). A server-side apply of
-Holdfast's taint alone would therefore replace all others. So the taint and the record are one merge patch
-that contains the other taints as they are, and is conditional on the version in which they were read. The
+Holdfast's taint alone would therefore replace all others. So one merge patch writes the taint and the record.
+It contains the other taints unchanged, and is conditional on the version in which they were read. The
 condition is part of a list with keys, and is applied as Holdfast's own field.
 """
 
@@ -33,10 +33,10 @@ class DecisionNote:
 
 
 def main_patch(node: KnownNode, after: NodeView, note: DecisionNote | None, at: str) -> dict[str, Any]:
-    """Return the merge patch that turns `node` into `after`. Without `note`, the last one is kept.
+    """Return the merge patch that turns `node` into `after`. Without `note`, the previous note is kept.
 
-    `at` is the time of the decision, as Kubernetes writes it.
-    If the node's version has changed meanwhile, the API server refuses the patch with a conflict.
+    `at` is the time of the decision, as Kubernetes writes it. If the node's version has changed since it was
+    read, the API server refuses the patch with a conflict.
     """
     told: Mapping[str, str] = node.told
     if note is not None:
@@ -57,7 +57,7 @@ def main_patch(node: KnownNode, after: NodeView, note: DecisionNote | None, at: 
 
 
 def taints_after(taints: tuple[Mapping[str, Any], ...], held: Quarantine | None) -> list[Mapping[str, Any]]:
-    """Return the node's taints with Holdfast's as `held` says. All others remain as they are."""
+    """Return the node's taints, with Holdfast's taint set according to `held`, and all others unchanged."""
     ours = [each for each in taints if each.get("key") == TAINT]
     if held is None:
         return [each for each in taints if each.get("key") != TAINT]
@@ -73,7 +73,7 @@ def taint_value(held: Quarantine) -> str:
 
 
 def condition_of(node: KnownNode) -> Mapping[str, Any] | None:
-    """Return Holdfast's condition if it must be written; None if it is not needed or already correct."""
+    """Return Holdfast's condition if it must be written; None if it is not needed or is already correct."""
     held, known = node.view.quarantine, node.condition
     if not node.told or node.view.refused or (held is None and known is None):
         return None

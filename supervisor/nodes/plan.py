@@ -3,8 +3,8 @@
 The plan depends only on what is on the Nodes now, so it completes what an earlier leader has begun, and never
 repeats what that leader has done. One write is carried out at a time, and then everything is planned again.
 
-What an operator has done or requested comes first. It is carried out in a dry run too, because it is not
-Holdfast's decision. Everything else is then only announced.
+What an operator has done or requested comes first. It is carried out even in a dry run, because it is not
+Holdfast's decision. In a dry run, everything else is only announced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS = (
     *(TAINTED, UPDATED, AVOIDED, DRAINED, RELEASED, FORGOTTEN, REFRESHED),
     *(OPERATOR_TOOK, OPERATOR_RELEASED, REFUSED, RUN_FAULTS),
 )
-SILENT = (REFRESHED, RUN_FAULTS)  # bookkeeping, which no person decided or needs to know
+SILENT = (REFRESHED, RUN_FAULTS)  # bookkeeping that people need not know about
 _BY_HAND = "its taint was removed by hand"
 _SET_BY_HAND = "its taint was set by hand"
 
@@ -121,7 +121,7 @@ def plan(
 
 
 def _of_operator(node: KnownNode, view: NodeView, now_s: float) -> NodeWrite | None:
-    """Return the write for what an operator has done or requested; None if there is nothing of the kind."""
+    """Return the write for what an operator has done or requested; None if there is nothing to write."""
     request = node.request
     name = request.by if request is not None else ""
     note, who = DecisionNote(f"{OPERATOR} {name}".rstrip(), ""), f"an operator{f' ({name})' if name else ''}"
@@ -188,7 +188,7 @@ def kind_of(action: QuarantineAction, view: NodeView) -> str:
 def _run_faults(
     views: Mapping[str, NodeView], seen: Mapping[str, NodeView], others: set[str]
 ) -> Iterator[NodeWrite]:
-    """Yield writes of what runs have seen, because the next leader needs it as evidence."""
+    """Yield writes that store the faults seen by runs, because the next leader needs them as evidence."""
     for name in sorted(views):
         if name not in others and not views[name].refused and seen[name].runs != views[name].runs:
             why = "a training run has seen a fault of this node"
@@ -196,7 +196,7 @@ def _run_faults(
 
 
 def _draining(nodes: Mapping[str, KnownNode], pool: PoolView, is_dry: bool) -> Iterator[tuple[str, str]]:
-    """Yield the nodes whose drain is on the Node already. A dry run continues only operators' drains."""
+    """Yield the nodes whose drain is recorded on the Node. A dry run continues only operators' drains."""
     for view in pool.nodes:
         stored, held = nodes[view.name].view.quarantine, view.quarantine
         if held is None or stored is None or stored.drain_at_s is None or held.effect != NO_NEW_WORK:

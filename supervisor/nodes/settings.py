@@ -12,7 +12,7 @@ from supervisor.options.value_types import ValueType, choice, duration, number, 
 from supervisor.quarantine.model import NodePolicy
 
 FIRST_HOUR = "first-hour"
-DRY_RUN_S = 3600.0  # after the installation, in which an operator can see what would be done
+DRY_RUN_S = 3600.0  # the time after the installation when an operator can see what would be done
 MAX_PROBLEMS = 10
 
 

@@ -1,7 +1,8 @@
 """Describe the nodes to operators, from the Node objects alone. Pure.
 
-The description is computed as the supervisor computes its decisions, so it also works while no supervisor
-runs. One thing differs: a report's age is what its timestamp says, because a command has watched nothing.
+The description is computed in the same way as the supervisor's decisions, so it also works while no
+supervisor runs. One thing differs: a report's age is taken from its timestamp, because a command does not
+watch the nodes.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _action_of(pool: NodePool, name: str) -> str | None:
 
 
 def explained(pool: NodePool, name: str) -> dict[str, Any]:
-    """Return all that is known of a node, as `holdfast nodes explain -o json` prints it."""
+    """Return everything that is known about a node, as `holdfast nodes explain -o json` prints it."""
     view, policy = pool.views[name], pool.settings.policy
     held, waiver = view.quarantine, view.waiver
     found = view.report.findings if view.report is not None else ()

@@ -1,18 +1,18 @@
 """Decide which verdicts of node agents move the members of jobs at once. Pure.
 
-An agent's verdict is worth a planned swap before the quarantine has confirmed the fault, because a swap
-repeats no step, while a node that fails costs more. But an agent can be wrong, and so can all agents of a
+An agent's verdict justifies a planned swap before the quarantine has confirmed the fault, because a swap does
+not repeat any step, while a node that fails costs more. But an agent can be wrong, and so can all agents of a
 new version together. So the same limits apply as to a taint, and they are checked when a verdict arrives:
 
 - A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
-- In a storm, nobody moves: many nodes turned bad within a window, several did in one rack, or most are bad.
-  The verdicts that came before a storm could be seen may have moved members, but not more than the breaker
-  allows.
-- A verdict that changes to and fro moves the members of its node at most once in `cooldown_s`. What this
-  process remembers of this ends with it, so its successor may move them once more.
-- In a dry run, nobody moves, and the verdict is announced.
-- After an operator's release, nobody moves until there is another fault.
-- The verdict of an agent that has fallen silent moves nobody, because it may be days old.
+- In a storm, no members move. A storm means that many nodes turned bad within a window, that several nodes of
+  one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
+  members, but not more than the breaker allows.
+- A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
+  when it moved them, so its successor may move them once more.
+- In a dry run, no members move, and the verdict is announced.
+- After an operator's release, no members move until there is another fault.
+- The verdict of an agent that has fallen silent moves no members, because it may be days old.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from supervisor.quarantine.model import NodePolicy
 
 @dataclass(frozen=True, slots=True)
 class NodesInService:
-    """The breaker of the quarantine, the nodes that it counts as out, and those that an operator trusts.
+    """The breaker of the quarantine, the nodes that it counts as out, and the nodes that an operator trusts.
 
-    `silent` are the nodes whose agents the deciding process has not heard lately.
+    `silent` contains the nodes whose agents the deciding process has not heard from recently.
     """
 
     breaker: Breaker
@@ -42,8 +42,8 @@ class NodesInService:
 class VerdictSwaps:
     """What is done about the verdicts now.
 
-    Members move from the nodes `moving`, and stay on the nodes of the other two for the reason there. `would`
-    are those from which they would move if this were no dry run.
+    Members move away from the nodes in `moving`. They stay on the nodes in `held` and in `would`, for the
+    reason given there. They would leave the nodes in `would` if this were not a dry run.
     """
 
     moving: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class _Node:
     said: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
     moved_s: float = -math.inf  # when its members were last allowed to move
-    moves: bool = False  # they have been allowed to since the verdict turned bad
+    moves: bool = False  # its members have been allowed to move since the verdict turned bad
 
 
 class AgentVerdicts:
@@ -67,7 +67,7 @@ class AgentVerdicts:
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
-        self._troubled: dict[str, _Node] = {}  # those that are bad, or were lately
+        self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
         self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
 
     def note(
@@ -75,8 +75,8 @@ class AgentVerdicts:
     ) -> bool:
         """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
 
-        `is_out`: the node gets no new work. Then its trouble is no sign of a storm, because it is known or
-        expected. Return True if `swaps` may have changed.
+        `is_out` is True if the node gets no new work. Its trouble is then no sign of a storm, because it is
+        known or expected. Returns True if `swaps` may have changed.
         """
         if said is None:
             self._troubled.pop(name, None)
@@ -146,7 +146,7 @@ class AgentVerdicts:
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
     def _storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> dict[str, str]:
-        """Return why nobody moves, by rack; for "", nobody in the pool moves."""
+        """Return why no members move, by rack; the key "" stands for the whole pool."""
         recent = [each for each in self._troubled.values() if each.turned_s > now_s - policy.storm_window_s]
         found = {"": self._storm_of_pool(recent, service, policy)}
         racks: dict[str, int] = {}

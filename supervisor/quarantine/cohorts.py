@@ -88,7 +88,7 @@ def _age_s(node: NodeView, now_s: float, policy: NodePolicy) -> float:
 def _counts(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
     """True if the node's report counts for or against its agent's version.
 
-    The report of a node that has long been out with the same fault does not count, whatever else its agent
-    has found since.
+    The report of a node that has long been out with the same fault does not count, no matter what else its
+    agent has found since.
     """
     return not is_out(node) or _age_s(node, now_s, policy) < policy.cohort_s

@@ -4,7 +4,7 @@
   reported before.
 - A node cordoned by someone else is left alone. A node released by an operator stays in service until there
   is newer evidence (`waivers`).
-- An unhealthy node is tainted once its fault is confirmed (`evidence`), if there is no storm (`storms`) and
+- An unhealthy node is tainted when its fault is confirmed (`evidence`), if there is no storm (`storms`) and
   the breaker has room (`breaker`, `admission`). The worst nodes come first. A degraded node keeps its work.
 - A node is drained only if two witnesses report its fault, the fault does not end without a remedy, and the
   remedy requires an empty node.
@@ -16,7 +16,7 @@
 
 One action can enable another: a node can be drained only after it was tainted, and a release makes room for
 another taint. The pool reaches the same final state whether the actions are carried out together or one by
-one, by one process or by several in turn. In that state, no more actions are requested.
+one, by one process or by several processes one after another. In that state, no more actions are requested.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
 def _after(
     pool: PoolView, nodes: Sequence[NodeView], actions: Sequence[QuarantineAction], policy: NodePolicy
 ) -> Sequence[NodeView]:
-    """Return the nodes as they will be once the actions are carried out."""
+    """Return the nodes as they will be after the actions."""
     if not actions:
         return nodes
     by_node = {each.node: each for each in actions}
@@ -124,7 +124,7 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
 
 
 def _is_free(node: NodeView, taint: Taint) -> bool:
-    """True if the taint takes no node out of service, and thus needs no room in the breaker."""
+    """True if the taint takes no node out of service, so it needs no room in the breaker."""
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 

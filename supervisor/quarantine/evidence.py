@@ -31,14 +31,14 @@ def unhealthy(report: Report) -> tuple[NodeFinding, ...]:
 
 
 def most(findings: tuple[NodeFinding, ...]) -> tuple[NodeFinding, ...]:
-    """Return the first findings: as many as are weighed and as a node's annotations can hold."""
+    """Return the first findings, up to the number that is weighed and that a node's annotations can hold."""
     return findings[:MAX_EVIDENCE]
 
 
 def weigh(node: NodeView, findings: tuple[NodeFinding, ...], now_s: float) -> tuple[NodeFinding, ...]:
     """Return the findings, each with the origins of other evidence for its remedy in `backing`.
 
-    `findings` must not contain those that an operator has waived, because a waived finding backs no other.
+    `findings` must not contain findings that an operator has waived, because these back no other findings.
     """
     if len(findings) < 2 and not node.runs:
         return findings
@@ -88,7 +88,7 @@ def _kind(finding: NodeFinding) -> str:
 
 
 def origins_of(finding: NodeFinding) -> tuple[str, ...]:
-    """Return the origins of the finding. An older agent reports none, so each sensor counts as one."""
+    """Return the finding's origins. An older agent reports none, so each sensor counts as an origin."""
     return finding.origins or finding.sources
 
 
@@ -124,7 +124,7 @@ def confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[No
 
 
 def age_s(node: NodeView, findings: Sequence[NodeFinding]) -> float:
-    """Return the current age of the oldest of `findings`, which includes the time since the report."""
+    """Return the current age of the oldest of `findings`, including the time since the report."""
     return node.silent_s + max(each.held_s for each in findings)
 
 

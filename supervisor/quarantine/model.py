@@ -25,12 +25,12 @@ MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how lon
 # 8 GPUs would need 16 different faults.
 MAX_EVIDENCE = 128
 MAX_RUNS = 16  # faults seen by training runs that are kept per node, the newest
-MAX_NUMBER = 1e15  # of a time or an age in seconds, so that no sum or product of two is infinite
+MAX_NUMBER = 1e15  # for a time or an age in seconds, so that no sum or product of two is infinite
 OPERATOR = "operator"  # the source of a quarantine that an operator has requested; no sensor has this name
 
 
 def is_usable(value: float) -> bool:
-    """True for a number in a report or a record with which one can compute: neither NaN nor huge."""
+    """True for a number in a report or a record that is safe to compute with: neither NaN nor huge."""
     return -MAX_NUMBER <= value <= MAX_NUMBER
 
 
@@ -112,7 +112,7 @@ class Waiver:
 class PastQuarantine:
     """One occasion when the node was taken out.
 
-    A relapse, which follows soon after a release, weighs more.
+    A relapse, which follows soon after a release, counts more.
     """
 
     at_s: float

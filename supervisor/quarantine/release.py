@@ -8,7 +8,7 @@ Time during which a sensor that found the fault could not measure proves nothing
 such time. An agent of an older version does, so the quarantine records on the node when its sensors are
 blind.
 
-If a GPU must be replaced, the node returns only once that GPU is gone and another one is in its place,
+If a GPU must be replaced, the node returns only when that GPU is gone and another one is in its place,
 because neither a boot nor time repairs it. An operator who knows better can remove the taint.
 
 A node that an operator has taken out returns only when an operator releases it, because the sensors may not
@@ -100,7 +100,7 @@ def blind_sensors(report: Report, held: Quarantine) -> list[str]:
 
 
 def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: float) -> Quarantine:
-    """Return the taint with the time during which its sensors were blind and the agent did not pause.
+    """Return the taint with the time when its sensors were blind but the agent's healthy time did not pause.
 
     Returns the same object if nothing has changed. `silent_s` is the age of the report.
     """
@@ -112,7 +112,7 @@ def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: fl
     blind = {*blind_sensors(report, held)} - {*(report.clean_needs if is_out else report.quiet_needs)}
     since_s, healthy_s = held.blind_at_s, _reported_s(report, held) + silent_s
     if since_s is not None:
-        # If the healthy time has restarted meanwhile, blind time before the restart no longer counts.
+        # If the healthy time has restarted since then, blind time before the restart no longer counts.
         blind_s = min(held.blind_s + now_s - since_s, healthy_s)
         return held if blind else replace(held, blind_at_s=None, blind_s=blind_s)
     if blind:

@@ -1,4 +1,4 @@
-"""Read the agents' reports, and refuse those that may be about another machine. Pure.
+"""Read the agents' reports, and refuse reports that may be about another machine. Pure.
 
 A report names its node, but two machines can use one name after a renaming, a clone or a mistake. Their
 reports are never merged. The node object contains the boot id of its machine, so a report from another boot
@@ -52,11 +52,11 @@ def heard(
     """Return the node with its agent's newest report, or with the reason why reports were refused.
 
     Args:
-        received: The newest reports of all senders. Those under the names of other nodes are ignored.
+        received: The newest reports of all senders. Reports under the names of other nodes are ignored.
     """
     try:
         return _heard(node, machine, received, now_s, policy)
-    except Exception as error:  # the plan for all nodes must survive a report that nobody has thought of
+    except Exception as error:  # one unexpected report must not stop the plan for all nodes
         return _refused(node, f"its report is invalid: {error!r}"[:_MOST_WHY])
 
 
@@ -64,8 +64,8 @@ def _heard(
     node: NodeView, machine: Machine, received: Sequence[Received], now_s: float, policy: NodePolicy
 ) -> NodeView:
     mine = sorted((each for each in received if each.node == node.name), key=lambda each: each.at_s)
-    # A report from before the boot is no reason to refuse, but it is not used, because it describes an
-    # earlier boot.
+    # A report from before the boot is not a reason to refuse the node's reports, but it is not used, because
+    # it describes an earlier boot.
     mine = [each for each in mine if each.at_s >= machine.boot_seen_at_s or _is_of(each, machine)]
     known = [each for each in mine if _is_of(each, machine)]
     strangers = [each for each in mine if not _is_of(each, machine)]
@@ -92,7 +92,7 @@ def _refused(node: NodeView, why: str) -> NodeView:
 
 
 def _is_of(received: Received, machine: Machine) -> bool:
-    """True if the report may be from this machine and boot. An agent may not report what it does not know."""
+    """True if the report may be from this machine and boot. An agent omits what it does not know."""
     boot_id, machine_id = _sender(received)
     return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
         not machine.machine_id or machine_id in ("", machine.machine_id)
@@ -137,7 +137,7 @@ def _list(senders: set[tuple[str, str]]) -> str:
 def read_report(raw: Mapping[str, Any]) -> Report:
     """Read a report from an agent of any version with this schema. Raises `BadReport` if it is malformed.
 
-    Fields that an older agent does not have count as unknown, and fields of a newer one are ignored.
+    Fields that an older agent does not report count as unknown; new fields of a newer agent are ignored.
     """
     if raw.get("schema") != SCHEMA:
         raise BadReport(f"schema is {raw.get('schema')!r}; expected {SCHEMA}")
@@ -230,7 +230,7 @@ def _word(raw: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadReport(f"{name} is {_brief(value)}; expected a text")
+        raise BadReport(f"{name} is {_brief(value)}; expected text")
     return value[:MAX_WORD]
 
 

@@ -11,7 +11,7 @@ the deciding process loses nothing. There are two signs of a storm:
   trusted.
 
 A storm only delays actions. Flapping nodes can prolong it forever, so it delays a node with a fault of its
-own for one cool-down at most. Such a fault is corroborated, only a remedy can end it, and fewer than
+own by at most one cool-down. Such a fault is corroborated, only a remedy can end it, and fewer than
 `rack_nodes` nodes of the storm have the same fault. Only a storm that is too large to consist of flapping
 nodes may delay such a node longer, and the delay becomes an alert.
 """
@@ -35,7 +35,7 @@ class _Trouble(NamedTuple):
     node: NodeView
     is_bad: bool
     own: frozenset[str] = frozenset()  # signatures of faults that no storm may delay any longer
-    signatures: frozenset[str] = frozenset()  # of all unhealthy findings
+    signatures: frozenset[str] = frozenset()  # the signatures of all unhealthy findings
 
 
 @dataclass(frozen=True, slots=True)

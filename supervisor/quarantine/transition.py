@@ -1,9 +1,9 @@
-"""Compute the state of a node after an action, to be stored in a single patch. Pure.
+"""Compute the state of a node after an action, which is stored in a single patch. Pure.
 
-A stored time can be later than now if the clock of the deciding process was ahead. Until that time passed, a
-waiver would cover faults that began after the release, nothing would become an alert, and no proof of health
-would begin. Such a time is therefore replaced by now. The correction is stored, because otherwise each
-decision would move the time.
+A stored time can be later than now if the clock of the deciding process was ahead. Until that time has
+passed, a waiver would cover faults that began after the release, nothing would become an alert, and no proof
+of health would begin. Such a time is therefore replaced by now. The correction is stored, because otherwise
+each decision would move the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from supervisor.quarantine.model import (
 )
 
 MAX_WORD = 120  # characters of the evidence of an operator's request
-RUNS_S = 86400.0  # a run's fault is kept for this time, in which the fault's own finding is confirmed
+RUNS_S = 86400.0  # how long a run's fault is kept; by then, the fault's own finding has been confirmed
 
 
 def after(node: NodeView, action: QuarantineAction, now_s: float, policy: NodePolicy) -> NodeView:
@@ -113,7 +113,7 @@ def released_by_operator(node: NodeView, now_s: float) -> NodeView:
 def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bool = False) -> NodeView:
     """Return the node after an operator has taken it out. Only an operator releases it (`release`).
 
-    This is no incident of the node's history, because no evidence says that the node has failed.
+    This does not count as an incident in the node's history, because there is no evidence of a failure.
     """
     held, key = node.quarantine, f"{OPERATOR}: {why}"[:MAX_WORD]
     if held is None or held.effect != NO_NEW_WORK:
@@ -129,9 +129,10 @@ def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bo
 
 
 def not_later(faults: Iterable[RunFault], now_s: float) -> tuple[RunFault, ...]:
-    """Return the faults with now in place of later times, which a clock that was ahead has noted.
+    """Return the faults, with each time that is later than now replaced by now.
 
-    Otherwise, the next record of these faults would undo the correction of what is stored on the node.
+    A clock that was ahead noted such a time. Without this, the next record of these faults would undo the
+    correction of the times that are stored on the node.
     """
     return tuple(replace(each, at_s=min(each.at_s, now_s)) for each in faults)
 

@@ -23,9 +23,10 @@ def counted(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFindi
 
 
 def counted_or_all(node: NodeView, now_s: float, policy: NodePolicy) -> tuple[NodeFinding, ...]:
-    """Return the findings that show when the node became unhealthy: those that no waiver covers, or else all.
+    """Return the findings that show when the node became unhealthy.
 
-    An old finding that an operator has waived must not make the new ones look old.
+    These are the findings that no waiver covers, or all findings if waivers cover all of them. An old finding
+    that an operator has waived must not make the new ones look old.
     """
     found = counted(node, now_s, policy)
     if found or node.report is None:

@@ -32,11 +32,11 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
         later = agent.until(lambda health: health["at_s"] > closed["at_s"] + 2.0)
         assert later["clean_s"] == pytest.approx(closed["clean_s"], abs=0.01)
         assert [each["why"] for each in later["sensors"] if each["name"].startswith("nvml")] == [
-            "closed, because an operator has the GPUs released"
+            "closed, because an operator has released the GPUs"
         ] * 2
         assert agent.events() == [], "a release is no fault"
         looked = node("check", "--for", "0.5", "--state-dir", str(state), fake=fake)
-        assert "an operator has the GPUs released" in looked.stdout
+        assert "an operator has released the GPUs" in looked.stdout
         assert fake.state.attached == 0
         agent.end()
     with serving(state, fake) as agent:  # a restart does not end the release
@@ -51,7 +51,7 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
 
 def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fake: Fake) -> None:
     done = node("release", "--for", "10m", "--state-dir", str(tmp_path / "state"))
-    assert (done.returncode, "no agent runs" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "no agent is running" in done.stdout) == (0, True), done.stderr
     with serving(tmp_path / "state", fake) as agent:
         agent.until(lambda health: bool(health["released"]))
         fake.until(lambda state: state.attached == 0)

@@ -78,7 +78,7 @@ def test_a_node_is_awaited_only_at_the_beginning() -> None:
     ("text", "why"),
     [
         ("{", "its report is invalid: '{' is not JSON"),
-        (report_text("b"), "its report is of node 'b'"),
+        (report_text("b"), "its report is about node 'b'"),
         (report_text("a").replace('"schema": 1', '"schema": 7'), "its report is invalid: schema is 7"),
         (report_text("a", boot_id="b9"), "a report under its name is from another machine or boot"),
     ],

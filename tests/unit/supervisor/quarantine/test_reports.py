@@ -95,12 +95,12 @@ def test_a_healthy_finding_and_unknown_fields_are_left_out() -> None:
         ({"entities": 5}, "entities is 5; expected a list of at most 10000 items"),
         ({"entities": [3]}, "an item of entities is 3; expected an object"),
         ({"clean_needs": "kmsg"}, "clean_needs is 'kmsg'; expected a list"),
-        ({"boot_id": 7}, "boot_id is 7; expected a text"),
+        ({"boot_id": 7}, "boot_id is 7; expected text"),
         (
             {"entities": [{"entity": "a", "findings": [{**XID, "since_s": None}]}]},
             "since_s is None; expected",
         ),
-        ({"gpus": [{"uuid": 1}]}, "uuid is 1; expected a text"),
+        ({"gpus": [{"uuid": 1}]}, "uuid is 1; expected text"),
     ],
 )
 def test_a_malformed_report_is_refused_with_the_field_and_its_value(
