@@ -84,6 +84,9 @@ REWORDED = (
     (r"cannot be created: one ", r"cannot be created: a process "),
 )
 
+# Fields that were added after the journals had been recorded (the same page).
+_ADDED = re.compile(rb',"back_ns":\d+')
+
 KINDS = (*(each for each in FAULTS if each != "leave"), "nan")  # a rank that leaves ends the run
 SEEDS = range(40)
 FAILS_FOREVER = 99
@@ -192,6 +195,11 @@ def recorded() -> dict[str, tuple[bytes, ...]]:
             name, _, line = entry.partition(b"\t")
             found.setdefault(name.decode(), []).append(line)
     return {name: tuple(lines) for name, lines in found.items()}
+
+
+def without_added_fields(line: bytes) -> bytes:
+    """Return a line as it was before the fields of `_ADDED` were added."""
+    return _ADDED.sub(b"", line)
 
 
 def record(path: Path = RECORDED) -> None:

@@ -57,6 +57,8 @@ async def test_a_replacement_for_a_half_open_connection_receives_the_orders() ->
             await lines[-1].send_str(codec.encode(report("m0", launcher(rank(step)))).decode())
             told = await lines[-1].receive_str(timeout=LIMIT_S)
             assert codec.decode(MemberOrder, told) == RUN, f"line {step}"
+            known = made.connection("m0")
+            assert (known.back_ns > 0) is (step > 0), "it has reported again over another connection"
         made.order("m0", replace(RUN, settled=True))
         assert codec.decode(MemberOrder, await lines[-1].receive_str(timeout=LIMIT_S)).settled
         for line in lines:

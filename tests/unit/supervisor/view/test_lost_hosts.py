@@ -271,6 +271,9 @@ def late_for(number: int, awaited_s: float = 29.0) -> MemberView:
 
 
 LEAVES = Departure("its pod is being deleted", has_begun=True)
+UNCONTROLLED: dict[str, Any] = {
+    "report": replace(here(3).report or report("m3", None), launcher_silent="it hangs")
+}
 TWO_AWAY: dict[str, Any] = {"placement": ("m0", "m1", "m3", "m4"), "world_size": 4}
 
 
@@ -284,6 +287,9 @@ TWO_AWAY: dict[str, Any] = {"placement": ("m0", "m1", "m3", "m4"), "world_size":
         after_takeover(29.0, 0.1, waits(), here(3), late_for(4), **TWO_AWAY),
         after_takeover(29.0, 0.1, waits(), here(3), here(4, silent_s=1.6), **TWO_AWAY),
         after_takeover(8.0, 6.0, waits(), here(3, silent_s=1.6), waits(5), placement=("m0", "m1", "m3")),
+        after_takeover(29.0, 0.1, waits(), here(3, departure=LEAVES), placement=("m0", "m1", "m3")),
+        after_takeover(29.0, 0.1, waits(), here(3, **UNCONTROLLED), placement=("m0", "m1", "m3")),
+        after_takeover(29.0, 0.1, dropped=("m2",)),
     ],
     ids=[
         "the group trains",
@@ -293,10 +299,21 @@ TWO_AWAY: dict[str, Any] = {"placement": ("m0", "m1", "m3", "m4"), "world_size":
         "another is late too, and one standby cannot replace both",
         "another may be away too",
         "the slowest of the others is silent",
+        "another is about to end, and needs the standby",
+        "the launcher of another does not respond, so it needs the standby",
+        "the standby failed when it joined, and may not get ranks",
     ],
 )
 def test_otherwise_a_member_has_the_usual_time_to_report_to_a_new_leader(seen: View) -> None:
     assert not is_lost(seen)
+
+
+def test_a_member_that_a_standby_replaces_early_is_still_waited_for_if_it_may_have_the_newest_state() -> None:
+    for seen in (after_takeover(29.0, 0.1), stopped(here(0), here(1, **CLOSED), waits())):
+        assert is_lost(seen)
+        assert "m1" in members.recoverable_members(seen, POLICY, 30.0)
+    gone = stopped(here(0), replace(here(1), exists=False), waits())
+    assert not members.recoverable_members(gone, POLICY, 30.0)
 
 
 def test_as_many_members_can_be_replaced_as_standbys_are_ready() -> None:

@@ -61,7 +61,7 @@ def here(number: int, **given: Any) -> MemberView:
     """Return a member that holds the state of step 9 and has secured it. `more` overrides its report."""
     seen = {
         name: given.pop(name)
-        for name in ("silent_s", "connected", "exists", "heard_ns", "well_ns")
+        for name in ("silent_s", "connected", "exists", "heard_ns", "well_ns", "back_ns")
         if name in given
     }
     held = holding(f"m{number}", ((1, 9),), STATES, launcher=launcher(rank(number)), secured_for=1)
@@ -155,6 +155,10 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     "members run an unknown generation, and not all have reported": (
         view(NEWER, member("m1", silent_s=0.5)),
         Wait(101_500_000_001, "the members run an unknown generation"),
+    ),
+    "a pod that has nothing to report delays an unknown generation no longer than on one machine": (
+        view(NEWER, member("m1", silent_s=-28.0, awaited_s=2.0)),
+        Secure((LOST_TRACK,), True, LOST_TRACK.detail),
     ),
     "members run an unknown generation": (
         view(NEWER, member("m1", silent_s=2.0), member("m3", exists=False)),
@@ -275,6 +279,14 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     "the states are being secured after a takeover": (
         securing(here(0, secured_for=0, heard_ns=int(99.5 * S)), here(1, secured_for=0)),
         Wait(int(101.5 * S), "securing on m0, m1"),
+    ),
+    "the state is being secured by a member whose sidecar was away": (
+        securing(here(0, secured_for=0, back_ns=int(99.5 * S)), here(1), since_s=90.0),
+        Wait(int(101.5 * S), "securing on m0"),
+    ),
+    "the sidecar of a member fails again and again": (
+        securing(here(0, secured_for=0, back_ns=int(99.5 * S)), here(1), since_s=39.0),
+        Wait(int(101.0 * S), "securing on m0"),
     ),
     "a standby has not reported its state": (
         securing(here(0), here(1), replace(here(2, secured_for=0), heard_ns=100 * S), since_s=98.5),

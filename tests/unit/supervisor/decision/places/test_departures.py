@@ -235,6 +235,14 @@ def test_after_a_takeover_a_standby_has_time_to_report(silent_s: float, kept: bo
     assert exists(now)["m1"] is kept
 
 
+def test_a_pod_that_never_connects_to_a_new_leader_is_not_waited_for_longer_than_others() -> None:
+    """On a cluster, its silence counts only after 30 s."""
+    late = member("m2", silent_s=departures.HEARD_S - 30.0, awaited_s=departures.HEARD_S)
+    now = seen(active(0), active(1, departure=DRAIN), late)
+    assert departures.unheard(now) == ()
+    assert departures.await_standbys(now, POLICY, fault("departure", 1)) is None
+
+
 def test_after_a_takeover_a_swap_waits_for_the_standby() -> None:
     cause = fault("departure", 1)
     now = seen(active(0), active(1, departure=DRAIN), member("m2", silent_s=1.0))
