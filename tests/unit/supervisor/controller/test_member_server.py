@@ -46,7 +46,7 @@ def test_the_same_order_again_is_not_sent_again() -> None:
 
 async def test_a_replacement_for_a_half_open_connection_receives_the_orders() -> None:
     """The old connection accepted the orders but delivered them to nobody, because its other end was gone."""
-    made = connections()
+    made = MemberServer(time.monotonic_ns, lambda: None)
     app = web.Application()
     app.router.add_get("/v1/member", made.serve)
     async with TestServer(app) as server, ClientSession() as session:
