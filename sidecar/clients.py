@@ -21,7 +21,15 @@ from holdfast.process import event_loop, network
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
-from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, PING_S, MemberOrder, MemberReport
+from holdfast.protocol.member_messages import (
+    CLUSTER_PING_S,
+    FEATURES,
+    MEMBER_PATH,
+    NEIGHBOURS,
+    PING_S,
+    MemberOrder,
+    MemberReport,
+)
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +217,7 @@ class SupervisorClient:
                 try:
                     connecting = session.ws_connect(
                         self._url + MEMBER_PATH,
-                        headers={"Authorization": f"Bearer {self._token()}"},
+                        headers={"Authorization": f"Bearer {self._token()}", FEATURES: NEIGHBOURS},
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,

@@ -53,6 +53,7 @@ from sidecar.state.sealing import SnapshotSealer
 from sidecar.state.storage_listing import StorageLister
 from sidecar.watch.inspection_schedule import InspectionSchedule
 from sidecar.watch.member_watch import MemberWatch
+from sidecar.watch.neighbour_probe import NeighbourProbe
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class Sidecar:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
         self._lone = LoneMember(self._send_order)
+        self._neighbours = NeighbourProbe()
 
     # -- reporting
 
@@ -184,6 +186,7 @@ class Sidecar:
             storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
             launcher_unreachable=self.observed.unreachable,
+            unreached=self._neighbours.unreached,
         )
 
     def _changed(self) -> None:
@@ -425,9 +428,18 @@ class Sidecar:
             grace_s = launch.grace_s if launch is not None else defaults.GRACE_S
             self._lone.poll(state, self.supervisor.alone_since_s, grace_s, now_s, lateness_s)
         self._forget_void()
+        self._probe_neighbours(now_s)
         state = self.launcher.state
         if state is not None and self.order.do == "run":
             self._inspect(state)
+
+    def _probe_neighbours(self, now_s: float) -> None:
+        """Attempt to reach the neighbours while the ranks run and are held up."""
+        order, is_late = self.order, bool(self.observed.stalls)
+        neighbours = order.neighbours if order.do == "run" else ()
+        probe = self._neighbours
+        if probe.is_due(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
+            self._begin("neighbours", probe.probe(neighbours))
 
     def _forget_void(self) -> None:
         """Discard the snapshot of a void step, whose state a rank on some member changed after the commit.

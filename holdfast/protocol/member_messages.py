@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from holdfast.protocol import defaults
-from holdfast.protocol.codec import MAX_RANKS, at_most
+from holdfast.protocol.codec import MAX_RANKS, added, at_most
 from holdfast.protocol.drills import DrillName
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, LauncherState, RankInspection, RankStart
 from holdfast.protocol.lineage import MOST as MAX_LINEAGE
@@ -24,6 +24,9 @@ from holdfast.protocol.progress import MAX_AMENDED, MAX_VOID
 
 PROTOCOL = 2  # 2: a `StateSource` can be for several ranks
 MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervisor
+# A sidecar names in this header, when it connects, the fields of orders that an older one would refuse.
+FEATURES = "Holdfast-Features"
+NEIGHBOURS = "neighbours"
 PING_S = 5.0  # the interval between the pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is so late that all members reconnect, their TLS handshakes delay it further.
@@ -35,6 +38,7 @@ MAX_SEALS = 8
 MAX_UNUSABLE = 64
 MAX_NOTES = 8
 MAX_LISTED = 64  # the newest checkpoints, and as many damaged ones
+MAX_NEIGHBOURS = 3
 MAX_SKIPPED = 512  # only the highest skipped steps, because no run goes back further
 
 MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
@@ -267,6 +271,11 @@ class MemberReport:
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
+    # Those of the order's `neighbours` that this member cannot reach although its ranks are held up. Not in
+    # the journal: only members on a cluster have neighbours.
+    unreached: tuple[str, ...] = field(
+        default=(), metadata={"in_journal": False, **added(), **at_most(MAX_NEIGHBOURS)}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +351,9 @@ class MemberOrder:
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
     # The secret that the members of the job present to each other; "" if they use the run's token.
     secret: str = field(default="", repr=False)
+    # For "run" on a cluster: the `peer_url` of the members with rank 0, and with the ranks before and after
+    # the member's own. Only sent to a sidecar whose connection has the feature `NEIGHBOURS`.
+    neighbours: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
 
 
 @dataclass(frozen=True, slots=True)

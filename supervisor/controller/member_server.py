@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -21,7 +21,14 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from holdfast.process import clock as hostclock
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
-from holdfast.protocol.member_messages import PING_S, PROTOCOL, MemberOrder, MemberReport
+from holdfast.protocol.member_messages import (
+    FEATURES,
+    NEIGHBOURS,
+    PING_S,
+    PROTOCOL,
+    MemberOrder,
+    MemberReport,
+)
 from supervisor.controller.limits import report_memory
 from supervisor.controller.limits.incoming import MemberBuffer, MeteredConnection
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
@@ -35,6 +42,7 @@ log = logging.getLogger(__name__)
 
 HELD_S = 0.05  # the interval between checks of whether orders may be sent
 MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
+MAX_FEATURES = 200  # characters of the header `FEATURES` that are read
 _NUMBER = re.compile(r"\d+")
 _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 
@@ -93,6 +101,7 @@ class MemberConnection:
     launcher: LauncherState | None = None  # the launcher's state in `received`, with times on this clock
     owner: object = None  # the newest socket of the member; older ones are ignored
     is_new: bool = False  # no report has arrived on `owner` yet
+    features: frozenset[str] = frozenset()  # what the sidecar says of itself when it connects (`FEATURES`)
     transport: asyncio.Transport | None = None  # the transport of `owner` while it is open
     budget: ByteBudget = field(default_factory=ByteBudget)
 
@@ -269,6 +278,7 @@ class MemberServer:
         if line.transport is not None:
             line.transport.abort()
         line.owner, line.transport, line.sent, line.is_new = socket, request.transport, None, True
+        line.features = frozenset(request.headers.get(FEATURES, "")[:MAX_FEATURES].split())
         return line
 
     def _give_up(self, member: str) -> None:
@@ -372,7 +382,7 @@ class MemberServer:
             line.changed.clear()
             if line.order is not None and line.order is not line.sent:
                 line.sent = line.order
-                text = codec.encode(line.order).decode()
+                text = codec.encode(_readable(line.order, line.features)).decode()
                 if len(text) > codec.MAX_MESSAGE_BYTES:  # the member would end the connection
                     size = {"member": line.member, "bytes": len(text)}
                     log.error("order too large", extra={**size, "limit": codec.MAX_MESSAGE_BYTES})
@@ -381,3 +391,8 @@ class MemberServer:
                     await socket.send_str(text)
                 except ConnectionError:
                     return
+
+
+def _readable(order: MemberOrder, features: frozenset[str]) -> MemberOrder:
+    """Return `order` without what a sidecar with these features would refuse."""
+    return order if NEIGHBOURS in features or not order.neighbours else replace(order, neighbours=())

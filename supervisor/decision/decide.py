@@ -17,7 +17,7 @@ from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
-from supervisor.decision.places import departures, joining, placement, resizing
+from supervisor.decision.places import cut_off_members, departures, joining, placement, resizing
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -124,6 +124,10 @@ def replace_lost_standby(case: _Case) -> Replace | None:
             continue
         if members.is_lost(view, member, case.policy):
             return Replace(member.name, f"member {member.name} is lost and is being replaced")
+        if member.exists and member.name in cut_off_members.were_cut_off(view):
+            return Replace(
+                member.name, f"member {member.name} was cut off from its peers and is being replaced"
+            )
         if members.unresponsive_launcher(member):
             why = f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
             return Replace(member.name, why)
@@ -233,6 +237,12 @@ def start_first_generation(case: _Case) -> Start | End:
 def secure_after_faults(case: _Case) -> Secure | None:
     found = faults.find_faults(case.view, case.policy)
     return _secure(found) if found else None
+
+
+def replace_cut_off_member(case: _Case) -> Secure | Warn | None:
+    """Let a standby replace a member that its peers do not reach; warn the user if none can."""
+    found = cut_off_members.due(case.view, case.policy)
+    return _secure((found,)) if found is not None else cut_off_members.warning(case.view, case.policy)
 
 
 def act_on_stall(case: _Case) -> Secure | Warn | None:
@@ -582,6 +592,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     stop_at_once,
     follow_unknown_generation,
     secure_after_faults,
+    replace_cut_off_member,
     act_on_stall,
     warn_of_changed_file,
     give_up_without_processes,

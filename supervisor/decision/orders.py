@@ -137,7 +137,22 @@ def _run(
         save_generation=memory.save_generation,
         drill=drill,
         look=inspection,
+        neighbours=_neighbours(memory, block, policy),
     )
+
+
+def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]:
+    """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
+
+    With rank 0, which all others need, and those beside its own ranks, each member has at most three. They
+    suffice to find the member that is cut off from the others (`places.cut_off_members`).
+    """
+    count = len(memory.placement)
+    if not policy.members_created_externally or count < 2:
+        return ()
+    blocks = {0, (block - 1) % count, (block + 1) % count} - {block}
+    urls = (memory.peers[each * memory.nproc].url for each in sorted(blocks)) if memory.peers else ()
+    return tuple(url for url in urls if url)
 
 
 def _sources(memory: JobState, member: str, block: int) -> tuple[StateSource, ...]:

@@ -215,6 +215,11 @@ def _can_take_place(view: View, member: MemberView) -> bool:
     return is_standby and is_controllable(member) and is_ready(member, view.memory.nproc)
 
 
+def ready_standbys(view: View) -> int:
+    """Return how many members without ranks could take over ranks now."""
+    return _others(view).standbys
+
+
 def is_ready(member: MemberView, nproc: int) -> bool:
     """True if all ranks of the member could start immediately."""
     launcher = member.report.launcher if member.report else None

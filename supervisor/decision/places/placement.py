@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from supervisor.decision.places import joining
+from supervisor.decision.places import cut_off_members, joining
 from supervisor.view import members
 from supervisor.view.model import MemberView, Policy, View
 
@@ -42,7 +42,8 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)
     ]
-    ready.sort(key=lambda m: m.departure is not None)
+    doubtful = cut_off_members.were_cut_off(view)
+    ready.sort(key=lambda m: (m.departure is not None, m.name in doubtful))
     standbys = [m.name for m in ready]
     if not memory.placement:
         return tuple(enumerate(standbys[: policy.members]))
@@ -51,7 +52,8 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
     for position, name in enumerate(memory.placement):
         if name in failed:
             continue
-        if name in usable and name not in away and not (standbys and _keeps_failing(view, name)):
+        is_unfit = _keeps_failing(view, name) or cut_off_members.is_replaced(view, name)
+        if name in usable and name not in away and not (standbys and is_unfit):
             chosen.append((position, name))
         elif standbys:
             chosen.append((position, standbys.pop(0)))

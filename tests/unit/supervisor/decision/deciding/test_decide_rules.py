@@ -19,6 +19,7 @@ RUNNING = [
     "stop_at_once",
     "follow_unknown_generation",
     "secure_after_faults",
+    "replace_cut_off_member",
     "act_on_stall",
     "warn_of_changed_file",
     "give_up_without_processes",

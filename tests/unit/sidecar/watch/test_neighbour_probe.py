@@ -1,0 +1,116 @@
+"""A sidecar finds out which neighbours it cannot reach, and only while its ranks are held up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from sidecar.watch import neighbour_probe
+from sidecar.watch.neighbour_probe import FIRST_S, MISSES, PERIOD_S, STARTED_S, NeighbourProbe
+
+ONE, OTHER = "http://10.0.0.1:7", "http://10.0.0.2:7"
+
+
+class Hosts:
+    """Hosts that answer, or do not."""
+
+    def __init__(self) -> None:
+        self.away: set[str] = set()
+
+    async def reaches(self, url: str) -> bool:
+        return url not in self.away
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    made = Hosts()
+    monkeypatch.setattr(neighbour_probe, "_reaches", made.reaches)
+    return made
+
+
+def poll(probe: NeighbourProbe, now_s: float, generation: int = 1, *, late: bool, settled: bool) -> bool:
+    """Poll as the sidecar does. Return whether the neighbours were probed."""
+    due = probe.is_due(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
+    if due:
+        asyncio.run(probe.probe((ONE, OTHER)))
+    return due
+
+
+def test_a_neighbour_counts_as_out_of_reach_after_several_failed_attempts(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    assert poll(probe, 0.0, late=False, settled=True)
+    hosts.away = {OTHER}
+    for number in range(MISSES):
+        assert probe.unreached == ()
+        assert poll(probe, 100.0 + number * PERIOD_S, late=True, settled=True)
+    assert probe.unreached == (OTHER,)
+    hosts.away = set()
+    poll(probe, 200.0, late=True, settled=True)
+    assert probe.unreached == ()
+
+
+def test_while_the_group_trains_nothing_is_probed_after_the_first_success(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    assert [poll(probe, float(second), late=False, settled=True) for second in range(20)].count(True) == 1
+    hosts.away = {ONE, OTHER}
+    probe = NeighbourProbe()
+    found = [poll(probe, float(second), late=False, settled=True) for second in range(20)]
+    assert [second for second, due in enumerate(found) if due] == [0, FIRST_S]
+    assert probe.unreached == ()
+
+
+def test_a_sidecar_that_has_never_reached_anybody_reports_nothing(hosts: Hosts) -> None:
+    """For example, a network policy allows only the connections of the ranks."""
+    hosts.away = {ONE, OTHER}
+    probe = NeighbourProbe()
+    for second in range(20):
+        poll(probe, float(second), late=True, settled=True)
+    assert probe.unreached == ()
+
+
+def test_a_new_generation_is_probed_once_its_ranks_should_have_joined(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    poll(probe, 0.0, late=False, settled=True)
+    hosts.away = {ONE}
+    found = [poll(probe, 100.0 + second, 2, late=False, settled=False) for second in range(10)]
+    assert found == [second >= STARTED_S for second in range(10)]
+    assert probe.unreached == (ONE,)
+    poll(probe, 120.0, 3, late=False, settled=False)
+    assert probe.unreached == (), "it says nothing about another generation yet"
+
+
+def test_results_are_forgotten_as_soon_as_the_ranks_go_on(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    poll(probe, 0.0, late=False, settled=True)
+    hosts.away = {ONE}
+    for second in range(MISSES):
+        poll(probe, 10.0 + second, late=True, settled=True)
+    assert probe.unreached == (ONE,)
+    poll(probe, 20.0, late=False, settled=True)
+    assert probe.unreached == ()
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as made:
+        yield made.getsockname()[1]
+
+
+def test_a_host_answers_even_if_nothing_listens_there_or_nobody_accepts(listener: int) -> None:
+    assert asyncio.run(neighbour_probe._reaches(f"http://127.0.0.1:{listener}"))
+    with closing(socket.create_server(("127.0.0.1", 0))) as closed:
+        port = closed.getsockname()[1]
+    assert asyncio.run(neighbour_probe._reaches(f"http://127.0.0.1:{port}"))
+
+
+def test_a_host_without_a_way_to_it_is_not_reached() -> None:
+    assert not asyncio.run(neighbour_probe._reaches("http://255.255.255.255:7"))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://[::1", "http://10.0.0.1:x", "http://10.0.0.1"])
+def test_an_invalid_address_proves_nothing(url: str) -> None:
+    assert asyncio.run(neighbour_probe._reaches(url))

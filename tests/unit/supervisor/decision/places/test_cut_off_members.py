@@ -1,0 +1,153 @@
+"""A standby replaces the one member that its peers do not reach; nobody else is moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.protocol.member_messages import StateSource
+from supervisor.decision.decide import decide
+from supervisor.decision.places import cut_off_members, placement
+from supervisor.view.model import (
+    MemberView,
+    OpenIncident,
+    PastFault,
+    Policy,
+    Replace,
+    Secure,
+    View,
+    Warn,
+    PastWarning,
+)
+from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
+
+POLICY = Policy(members=4, standby=1, members_created_externally=True)
+NOW_S = 1000.0
+
+
+def here(number: int, *unreached: int, **given: Any) -> MemberView:
+    said = report(
+        f"m{number}",
+        launcher(rank(number)),
+        progress=(progress(number, 9),),
+        unreached=tuple(f"http://m{other}:1" for other in unreached),
+    )
+    return member(f"m{number}", said, **{"stepped_ns": int((NOW_S - 5.0) * S), **given})
+
+
+def standby(number: int = 9, **given: Any) -> MemberView:
+    return member(f"m{number}", report(f"m{number}", launcher(parked=(1,))), **given)
+
+
+def group(*there: MemberView, count: int = 4, **given: Any) -> View:
+    names = tuple(f"m{number}" for number in range(count))
+    peers = tuple(StateSource(f"http://m{number}:1", number) for number in range(count))
+    given = {"placement": names, "world_size": count, "peers": peers, "settled": True, **given}
+    return view(*there, now_s=NOW_S, phase="running", **given)
+
+
+CUT_OFF = (here(0), here(1, 2), here(2, 0, 1, 3), here(3, 2))
+
+
+def cut_off_before(position: int, **given: Any) -> PastFault:
+    made = PastFault("member_lost", position, "old", 9, cut_off_members.SIGNATURE, 900 * S, 1)
+    return replace(made, **given)
+
+
+def test_the_member_that_is_in_all_pairs_is_replaced() -> None:
+    seen = group(*CUT_OFF, standby())
+    action = decide(seen, POLICY)
+    assert isinstance(action, Secure)
+    (found,) = action.faults
+    assert (found.kind, found.member, found.rank) == ("member_lost", "m2", 2)
+    assert found.detail == ("member m2 with rank 2 is cut off: it and m0, m1, m3 do not reach each other")
+    incident = OpenIncident(1, 1, 990 * S, 991 * S, 0.0, action.faults)
+    stopped = replace(seen, memory=replace(seen.memory, phase="securing", incident=incident))
+    assert placement.choose_members(stopped, POLICY) == ("m0", "m1", "m9", "m3")
+    assert placement.choose_members(replace(stopped, members=CUT_OFF), POLICY) == ("m0", "m1", "m2", "m3")
+
+
+@pytest.mark.parametrize(
+    ("there", "blamed"),
+    [
+        ((here(0), here(1, 0), here(2), here(3)), "m1"),
+        ((here(0, 3), here(1), here(2), here(3)), "m3"),
+        ((here(0), here(1, 0), here(2, 0), here(3, 0)), "m0"),
+        ((here(0), here(1), here(2, 1), here(3)), "m2"),
+    ],
+)
+def test_the_member_without_rank_0_goes_if_one_pair_is_all_that_is_known(
+    there: tuple[MemberView, ...], blamed: str
+) -> None:
+    found = cut_off_members.due(group(*there, standby()), POLICY)
+    assert found is not None
+    assert found.member == blamed
+
+
+def test_if_the_replacement_is_cut_off_too_its_peer_is_the_cause() -> None:
+    seen = group(here(0), here(1, 0), standby(), count=2, settled=False, history=(cut_off_before(1),))
+    found = cut_off_members.due(seen, POLICY)
+    assert found is not None
+    assert found.member == "m0"
+    later = replace(seen, memory=replace(seen.memory, settled=True))
+    again = cut_off_members.due(later, POLICY)
+    assert again is not None
+    assert again.member == "m1", "the group has completed steps since"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        group(here(0), here(1), here(2), here(3), standby()),
+        group(*(replace(each, stepped_ns=int((NOW_S - 2.0) * S)) for each in CUT_OFF), standby()),
+        group(here(0), here(1), replace(here(2), silent_s=2.0), here(3, 2), standby()),
+        group(here(0), here(1, 7), here(2), here(3), standby()),
+        group(here(0), here(1), here(2), here(3), standby(9)),
+    ],
+    ids=[
+        "all reach each other",
+        "the group completes steps",
+        "the supervisor does not hear it either, so this may be a lost host",
+        "the address is not of this group",
+        "a standby's report is no evidence",
+    ],
+)
+def test_otherwise_nobody_is_moved(seen: View) -> None:
+    assert cut_off_members.due(seen, POLICY) is None
+    assert cut_off_members.warning(seen, POLICY) is None
+
+
+def test_on_one_machine_nobody_is_cut_off() -> None:
+    seen = group(*CUT_OFF, standby())
+    assert cut_off_members.due(seen, replace(POLICY, members_created_externally=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (group(*CUT_OFF), "no standby is ready"),
+        (group(*CUT_OFF, standby(connected=False)), "no standby is ready"),
+        (group(here(0, 1), here(1), here(2, 3), here(3), standby()), "no single member explains this"),
+    ],
+)
+def test_if_no_standby_helps_the_user_is_warned_once(seen: View, why: str) -> None:
+    assert cut_off_members.due(seen, POLICY) is None
+    action = decide(seen, POLICY)
+    assert isinstance(action, Warn)
+    assert action.why.endswith(f"Check the network between their nodes: {why}")
+    known = replace(seen.memory, warned=(PastWarning(action.place, 1),))
+    assert not isinstance(decide(replace(seen, memory=known), POLICY), Warn | Secure)
+
+
+def test_the_replaced_member_gets_a_new_pod_and_no_ranks_before_others() -> None:
+    history = (cut_off_before(2, member="m2"),)
+    names = ("m0", "m1", "m9", "m3")
+    seen = group(
+        here(0), here(1), here(3), standby(), standby(2), standby(8), placement=names, history=history
+    )
+    action = decide(seen, POLICY)
+    assert action == Replace("m2", "member m2 was cut off from its peers and is being replaced")
+    lost = group(here(0), here(1), standby(2), standby(8), standby(), placement=names, history=history)
+    assert placement.choose_members(lost, POLICY) == ("m0", "m1", "m9", "m8")
