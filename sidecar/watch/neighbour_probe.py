@@ -71,7 +71,7 @@ class NeighbourProbe:
 
 
 async def _reaches(url: str) -> bool:
-    """Return True if the host of `url` answers, even if nothing listens at its port, or if `url` is invalid."""
+    """Return True if the host of `url` answers, even if it refuses the connection, or if `url` is invalid."""
     try:
         parts = urlsplit(url)
         connecting = asyncio.open_connection(parts.hostname, parts.port)

@@ -1,4 +1,4 @@
-"""A member reaches the supervisor but not its peers: a standby takes its ranks, although every process is well."""
+"""A member reaches the supervisor but not its peers: a standby takes its ranks."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ def test_a_neighbour_counts_as_out_of_reach_after_several_failed_attempts(hosts:
     assert poll(probe, 0.0, late=False, settled=True)
     hosts.away = {OTHER}
     for number in range(MISSES):
-        assert probe.unreached == ()
+        assert not probe.unreached
         assert poll(probe, 100.0 + number * PERIOD_S, late=True, settled=True)
     assert probe.unreached == (OTHER,)
     hosts.away = set()
     poll(probe, 200.0, late=True, settled=True)
-    assert probe.unreached == ()
+    assert not probe.unreached
 
 
 def test_while_the_group_trains_nothing_is_probed_after_the_first_success(hosts: Hosts) -> None:
@@ -60,7 +60,7 @@ def test_while_the_group_trains_nothing_is_probed_after_the_first_success(hosts:
     probe = NeighbourProbe()
     found = [poll(probe, float(second), late=False, settled=True) for second in range(20)]
     assert [second for second, due in enumerate(found) if due] == [0, FIRST_S]
-    assert probe.unreached == ()
+    assert not probe.unreached
 
 
 def test_a_sidecar_that_has_never_reached_anybody_reports_nothing(hosts: Hosts) -> None:
@@ -69,7 +69,7 @@ def test_a_sidecar_that_has_never_reached_anybody_reports_nothing(hosts: Hosts) 
     probe = NeighbourProbe()
     for second in range(20):
         poll(probe, float(second), late=True, settled=True)
-    assert probe.unreached == ()
+    assert not probe.unreached
 
 
 def test_a_new_generation_is_probed_once_its_ranks_should_have_joined(hosts: Hosts) -> None:
@@ -80,7 +80,7 @@ def test_a_new_generation_is_probed_once_its_ranks_should_have_joined(hosts: Hos
     assert found == [second >= STARTED_S for second in range(10)]
     assert probe.unreached == (ONE,)
     poll(probe, 120.0, 3, late=False, settled=False)
-    assert probe.unreached == (), "it says nothing about another generation yet"
+    assert not probe.unreached, "it says nothing about another generation yet"
 
 
 def test_results_are_forgotten_as_soon_as_the_ranks_go_on(hosts: Hosts) -> None:
@@ -91,7 +91,7 @@ def test_results_are_forgotten_as_soon_as_the_ranks_go_on(hosts: Hosts) -> None:
         poll(probe, 10.0 + second, late=True, settled=True)
     assert probe.unreached == (ONE,)
     poll(probe, 20.0, late=False, settled=True)
-    assert probe.unreached == ()
+    assert not probe.unreached
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from supervisor.view.model import (
     MemberView,
     OpenIncident,
     PastFault,
+    PastWarning,
     Policy,
     Replace,
     Secure,
     View,
     Warn,
-    PastWarning,
 )
 from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
 
@@ -137,7 +137,7 @@ def test_if_no_standby_helps_the_user_is_warned_once(seen: View, why: str) -> No
     action = decide(seen, POLICY)
     assert isinstance(action, Warn)
     assert action.why.endswith(f"Check the network between their nodes: {why}")
-    known = replace(seen.memory, warned=(PastWarning(action.place, 1),))
+    known = replace(seen.memory, warned=(PastWarning(action.place, action.why),))
     assert not isinstance(decide(replace(seen, memory=known), POLICY), Warn | Secure)
 
 
