@@ -124,10 +124,6 @@ def replace_lost_standby(case: _Case) -> Replace | None:
             continue
         if members.is_lost(view, member, case.policy):
             return Replace(member.name, f"member {member.name} is lost and is being replaced")
-        if member.exists and member.name in cut_off_members.were_cut_off(view):
-            return Replace(
-                member.name, f"member {member.name} was cut off from its peers and is being replaced"
-            )
         if members.unresponsive_launcher(member):
             why = f"member {member.name} is lost: {members.unresponsive_launcher(member)}"
             return Replace(member.name, why)

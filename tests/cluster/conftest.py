@@ -64,6 +64,7 @@ ORDER = (
     "test_bad_nodes",
     "test_yielding",
     "test_resizing",
+    "test_cut_off_members",
     "test_shared_node",
     "test_outages",
     "test_node_agent",

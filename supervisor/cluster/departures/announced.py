@@ -38,6 +38,10 @@ class AnnouncedDepartures:
         """Make the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
         self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
 
+    def leave_as_members(self, pods: Iterable[PodMember], members: Container[str], why: str) -> None:
+        """Make the pods of these members leave their nodes. Idempotent."""
+        self._asked |= {pod.uid: why for pod in pods if pod.member in members and not pod.has_ended}
+
     def observe(
         self,
         pods: Iterable[PodMember],

@@ -3,13 +3,14 @@
 For example, a node's second network or a network policy fails. The ranks then wait for each other, and a
 restart in place does not help, because the new ranks cannot form a group either. While its ranks are held up,
 each sidecar reports which of its neighbours it cannot reach (`MemberReport.unreached`). If all of these
-reports are explained by one member, and a standby is ready, the standby takes its place.
+reports are explained by one member, and a standby is ready, the standby takes its place. The pod of the
+replaced member is then evicted, because it is of no use as a standby.
 """
 
 from __future__ import annotations
 
 from supervisor.view import members, reports
-from supervisor.view.model import SECOND_NS, Fault, Policy, View, Warn
+from supervisor.view.model import SECOND_NS, Fault, JobState, Policy, View, Warn
 
 SIGNATURE = "cut off from its peers"
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
@@ -48,9 +49,10 @@ def is_replaced(view: View, name: str) -> bool:
     )
 
 
-def were_cut_off(view: View) -> frozenset[str]:
+def were_cut_off(memory: JobState) -> frozenset[str]:
     """Return the members that were cut off from their peers and have lost their ranks for that reason."""
-    return frozenset(past.member for past in view.memory.history if past.signature == SIGNATURE)
+    found = frozenset(past.member for past in memory.history if past.signature == SIGNATURE)
+    return found - memory.seats.keys()
 
 
 def _pairs(view: View, policy: Policy) -> frozenset[tuple[int, int]]:

@@ -42,7 +42,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)
     ]
-    doubtful = cut_off_members.were_cut_off(view)
+    doubtful = cut_off_members.were_cut_off(memory)
     ready.sort(key=lambda m: (m.departure is not None, m.name in doubtful))
     standbys = [m.name for m in ready]
     if not memory.placement:

@@ -139,3 +139,13 @@ def test_a_member_without_ranks_on_a_node_with_a_verdict_is_a_worse_choice_and_i
     departing = found.observe([idle], bad_node(), 100.0)
     assert only(departing).may_stay
     assert found.take_due_evictions([idle], departing, 100.0) == []
+
+
+def test_the_pod_of_a_member_is_evicted_and_its_restarted_container_is_not() -> None:
+    found = AnnouncedDepartures()
+    found.leave_as_members([pod(0), pod(1)], {pod(1).member}, "its peers did not reach it")
+    announced = found.observe([pod(0), pod(1)], {}, 5.0)
+    assert {name: each.why for name, each in announced.items()} == {
+        pod(1).member: "its peers did not reach it"
+    }
+    assert found.take_due_evictions([pod(0), pod(1)], announced, 5.0) == [pod(1)]

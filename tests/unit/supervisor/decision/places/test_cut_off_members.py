@@ -16,7 +16,6 @@ from supervisor.view.model import (
     PastFault,
     PastWarning,
     Policy,
-    Replace,
     Secure,
     View,
     Warn,
@@ -141,13 +140,14 @@ def test_if_no_standby_helps_the_user_is_warned_once(seen: View, why: str) -> No
     assert not isinstance(decide(replace(seen, memory=known), POLICY), Warn | Secure)
 
 
-def test_the_replaced_member_gets_a_new_pod_and_no_ranks_before_others() -> None:
+def test_the_replaced_member_gets_no_ranks_before_others() -> None:
     history = (cut_off_before(2, member="m2"),)
     names = ("m0", "m1", "m9", "m3")
-    seen = group(
-        here(0), here(1), here(3), standby(), standby(2), standby(8), placement=names, history=history
-    )
-    action = decide(seen, POLICY)
-    assert action == Replace("m2", "member m2 was cut off from its peers and is being replaced")
-    lost = group(here(0), here(1), standby(2), standby(8), standby(), placement=names, history=history)
+    there = (here(0), here(1), standby(2), standby(8), standby())
+    lost = group(*there, placement=names, history=history)
+    assert cut_off_members.were_cut_off(lost.memory) == {"m2"}
     assert placement.choose_members(lost, POLICY) == ("m0", "m1", "m9", "m8")
+    only = group(*there[:3], standby(), placement=names, history=history)
+    assert placement.choose_members(only, POLICY) == ("m0", "m1", "m9", "m2"), "better than none"
+    again = group(*there, placement=("m0", "m1", "m2", "m3"), history=history)
+    assert not cut_off_members.were_cut_off(again.memory)
