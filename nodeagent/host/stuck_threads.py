@@ -11,13 +11,22 @@ without the process's memory lock, which a stuck process may hold: reading `cmdl
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import MAX_FIGURES, list_names, parse_text, printable, read, try_read
+from nodeagent.sensing.small_files import (
+    MAX_FIGURES,
+    MAX_NAMES,
+    list_names,
+    parse_text,
+    printable,
+    read,
+    try_read,
+)
 from nodeagent.sensing.sweep import Reading
 
 STAT_BYTES = 1024
@@ -98,32 +107,33 @@ def context_switches(status: bytes) -> int | None:
 
 
 class ThreadWalk:
-    """Finds threads in state D, and stores where the next call continues.
+    """Visits the threads of the procfs `proc` in passes, and returns those in state D.
 
-    `proc` is the root of a procfs.
+    A pass visits the first thread of each process and then the further threads, as listed during the pass.
+    Each call continues where the previous one ended. No thread waits for threads that started later: they
+    belong to the next pass. While the further threads take several calls, the first threads are visited
+    again.
     """
 
     def __init__(self, proc: str, processes: int = MAX_PROCESSES, threads: int = MAX_THREADS) -> None:
         self._proc = proc
         self._most_processes = processes
         self._most_threads = threads
-        self._last_process = 0
-        self._last_thread: ThreadKey = (0, 0)
+        self.calls = 0
+        # Every thread that existed in this call has been visited since; 0: not known of any call.
+        self.covered_from = 0
+        self._cut_in = 0  # the last call in which a directory had too many entries
+        self._processes: deque[int] = deque()  # still to be visited
+        self._processes_from = 0  # the call that listed them
+        self._several: list[int] = []  # the processes of this pass that have further threads
+        self._threads: Iterator[ThreadKey] | None = None  # further threads still to be visited
+        self._threads_from = 0  # the call that listed their processes
 
     def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
         """Return the threads visited in this call that are in uninterruptible sleep."""
-        pids = [int(each) for each in list_names(self._proc) if each.isdecimal()]
-        found, several = [], []
-        for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
-            self._last_process = pid
-            seen = self.stat((pid, pid))
-            if seen is None:
-                continue
-            if seen.is_asleep:
-                found.append(((pid, pid), seen))
-            if seen.threads > 1:
-                several.append(pid)
-        return found + list(self._others(sorted(several)))
+        self.calls += 1
+        visited = [*self._first_threads(), *self._further_threads()]
+        return [(key, seen) for key, seen in visited if seen is not None and seen.is_asleep]
 
     def stat(self, key: ThreadKey) -> ThreadStat | None:
         """Return the `stat` of one thread; None if it has ended."""
@@ -132,28 +142,37 @@ class ThreadWalk:
         raw = try_read(f"{self._proc}/{folder}/stat", STAT_BYTES)
         return parse_stat(raw) if raw else None
 
-    def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
-        left = self._most_threads
-        # the process where the last call ended comes first
-        for pid in _rotated(self._last_thread[0] - 1, pids):
-            tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
-            after = self._last_thread[1] if pid == self._last_thread[0] else 0
-            for tid in tids[bisect_right(tids, after) :]:
-                if left == 0:
-                    return
-                if tid != pid:
-                    left -= 1
-                    self._last_thread = (pid, tid)
-                    seen = self.stat((pid, tid))
-                    if seen is not None and seen.is_asleep:
-                        yield (pid, tid), seen
-        self._last_thread = (0, 0)  # all threads have been visited: the next call starts over
+    def _first_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+        if not self._processes:
+            self._processes.extend(self._ids(self._proc))
+            self._processes_from, self._several = self.calls, []
+        for _ in range(min(len(self._processes), self._most_processes)):
+            pid = self._processes.popleft()
+            seen = self.stat((pid, pid))
+            if seen is not None and seen.threads > 1:
+                self._several.append(pid)
+            yield (pid, pid), seen
 
+    def _further_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+        if self._threads is None and not self._processes:
+            self._threads, self._threads_from = self._further(self._several), self._processes_from
+        visited = 0
+        for key in islice(self._threads or (), self._most_threads):
+            visited += 1
+            yield key, self.stat(key)
+        if self._threads is not None and visited < self._most_threads:
+            self._threads = None
+            self.covered_from = self._threads_from if self._cut_in < self._threads_from else 0
 
-def _rotated(last: int, ids: Sequence[int]) -> list[int]:
-    """Return the sorted `ids`, rotated so that the first one after `last` comes first."""
-    at = bisect_right(ids, last)
-    return [*ids[at:], *ids[:at]]
+    def _further(self, pids: Sequence[int]) -> Iterator[ThreadKey]:
+        return ((pid, tid) for pid in pids for tid in self._ids(f"{self._proc}/{pid}/task") if tid != pid)
+
+    def _ids(self, folder: str) -> list[int]:
+        names = list_names(folder)
+        # Every procfs contains processes: without one, it could not be read.
+        if len(names) >= MAX_NAMES or (folder == self._proc and not names):
+            self._cut_in = self.calls
+        return sorted(int(each) for each in names if each.isdecimal())
 
 
 def in_driver(stack: bytes | None, wait_channel: str) -> bool:
