@@ -6,6 +6,9 @@ counts as stuck after a minute in state D without a context switch.
 The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
 every thread each time: it picks up where the previous call ended. It reads only files that the kernel serves
 without the process's memory lock, which a stuck process may hold: reading `cmdline` would block.
+
+The number of stuck processes is a lower bound. A check reports 0 only if no stuck thread can have been
+missed. Otherwise, it reports nothing and is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import islice
 
 from nodeagent.model import NODE
@@ -44,17 +48,21 @@ STACK_BYTES = 16384
 _DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
 _DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
 STUCK_S = 60.0  # the check's text says "a minute or more"
-MAX_SUSPECTS = 256
+MAX_SUSPECTS = 1024  # three reads each per call, 0.3% of a core if so many hang
 MAX_NAMED = 3  # in the text
 
 # Wait channels of threads frozen on purpose: the threads of a paused cgroup v1 container are in state D.
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 IN_DRIVER_S = 10.0  # long enough for two observations without a switch; the policy sets the limit
-MAX_STACKS = 64
+MAX_STACKS = 64  # per call: where a thread waits is read once, because it cannot change during its sleep
 # Processes that are usually asleep: the first one and, outside of containers, the parent of the kernel's
 # threads. Some hosts protect the first one even from processes with all capabilities.
 ALWAYS_ASLEEP: tuple[ThreadKey, ...] = ((1, 1), (2, 2))
 UNKNOWN = "the driver that a stuck process waits for is unknown: {}"
+UNREAD = "the driver that a stuck process waits for is not read yet; stuck threads to be read: {}"
+UNWATCHED = "more than {} threads are in uninterruptible sleep; they are watched in turn"
+UNVISITED = "not all threads have been visited yet"
+EARLY = "threads that were already in uninterruptible sleep when first seen, less than {:g} s ago: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +203,29 @@ class SleepingThread:
     wait_channel: str  # "" if it is unreadable
 
 
+class WaitPlace(Enum):
+    """Where a suspect waits. It keeps its stack while it is asleep."""
+
+    UNREAD = auto()
+    DRIVER = auto()
+    ELSEWHERE = auto()
+    HIDDEN = auto()  # the kernel shows neither its stack nor its wait channel
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A thread that has been asleep without a context switch since it was first seen."""
 
     asleep: SleepingThread
     since_s: float
+    place: WaitPlace = WaitPlace.UNREAD
+
+    def comes_first(self, now_s: float) -> bool:
+        """Return True for a thread to be kept if there are too many: in the driver, or still to be examined.
+
+        Not if it has run since the last call.
+        """
+        return self.place is WaitPlace.DRIVER or (self.place is WaitPlace.UNREAD and self.since_s < now_s)
 
 
 def suspects(
@@ -208,10 +233,10 @@ def suspects(
 ) -> dict[ThreadKey, Suspect]:
     """Return the threads that may be stuck, and since when each has been asleep.
 
-    If a thread has run since the last call, that is `now_s`.
+    If a thread has run since the last call, that is `now_s`, and where it waits is unread.
     """
     found = {}
-    for key, asleep in list(now.items())[:MAX_SUSPECTS]:
+    for key, asleep in now.items():
         known = before.get(key)
         same = (
             known is not None
@@ -219,7 +244,9 @@ def suspects(
             and known.asleep.switches == asleep.switches
         )
         if asleep.wait_channel not in FROZEN_CHANNELS:
-            found[key] = Suspect(asleep, known.since_s if known is not None and same else now_s)
+            found[key] = (
+                replace(known, asleep=asleep) if known is not None and same else Suspect(asleep, now_s)
+            )
     return found
 
 
@@ -265,55 +292,111 @@ class StuckThreads:
         self._proc = proc
         self._walk = walk or ThreadWalk(proc)
         self._suspects: dict[ThreadKey, Suspect] = {}
-        self._why_blind = ""
+        self._unwatched_in = 0  # the last call of the walk that found too many suspects
+        self._covered_s: float | None = None  # since when no thread can have been missed
+        self._why: dict[str, str] = {}  # why a check has no reading
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        self._suspects = suspects(self._suspects, self._asleep(), now_s)
+        self._watch(now_s)
         if "uninterruptible" in due:
             stuck = asleep_for(self._suspects, now_s, STUCK_S)
-            yield _counted("uninterruptible", stuck, now_s)
+            yield from self._judged("uninterruptible", stuck, self._missed(now_s, STUCK_S), now_s)
         if "gpu_process_stuck" in due:
-            stuck, unknown = self._in_driver(asleep_for(self._suspects, now_s, IN_DRIVER_S))
-            self._why_blind = "" if stuck else self._refusals(unknown)
-            if not self._why_blind:
-                yield _counted("gpu_process_stuck", stuck, now_s)
+            self._examine(asleep_for(self._suspects, now_s, IN_DRIVER_S))
+            stuck = {key: each for key, each in self._suspects.items() if each.place is WaitPlace.DRIVER}
+            why = "" if stuck else self._unknown(now_s) or self._missed(now_s, IN_DRIVER_S)
+            yield from self._judged("gpu_process_stuck", stuck, why, now_s)
 
     def left_out(self) -> tuple[Omission, ...]:
-        if not self._why_blind:
-            return ()
-        return (Omission("gpu_process_stuck", UNKNOWN.format(self._why_blind)),)
+        return tuple(Omission(check, why) for check, why in self._why.items() if why)
 
-    def _asleep(self) -> dict[ThreadKey, SleepingThread]:
-        # Known suspects come first, because the walk reaches each thread only occasionally.
-        known = [(key, self._walk.stat(key)) for key in self._suspects]
-        still = [(key, each) for key, each in known if each is not None and each.is_asleep]
-        found = dict([*still, *self._walk.asleep()])
-        described = {key: self._described(key, each) for key, each in list(found.items())[:MAX_SUSPECTS]}
-        return {key: each for key, each in described.items() if each is not None}
+    def _judged(
+        self, check: str, stuck: Mapping[ThreadKey, Suspect], why: str, now_s: float
+    ) -> Iterator[Reading]:
+        """Yield the reading, unless it would be 0 and `why` says that a stuck thread may have been missed."""
+        self._why[check] = "" if stuck else why
+        if stuck or not why:
+            yield _counted(check, stuck, now_s)
 
-    def _described(self, key: ThreadKey, found: ThreadStat) -> SleepingThread | None:
-        count = context_switches(try_read(self._path(key, "status"), STATUS_BYTES) or b"")
-        return (
-            None if count is None else SleepingThread(found.name, found.start, count, self._wait_channel(key))
-        )
+    def _watch(self, now_s: float) -> None:
+        """Look at the suspects again and, while there is room, at the other threads that the walk finds."""
+        # The suspects are read in each call, because the walk reaches each thread only occasionally.
+        again = {key: each for key in self._suspects if (each := self._walk.stat(key)) and each.is_asleep}
+        known = suspects(self._suspects, self._described(again), now_s)
+        others = {key: each for key, each in self._walk.asleep() if key not in known}
+        first = [key for key, each in known.items() if each.comes_first(now_s)]
+        last = [key for key, each in known.items() if not each.comes_first(now_s)]
+        last.sort(key=lambda key: known[key].since_s == now_s)  # those that have run come after the others
+        new, unread = self._new(others, MAX_SUSPECTS - len(first), now_s)
+        order = [*first, *new, *last]
+        self._suspects = {key: new.get(key) or known[key] for key in order[:MAX_SUSPECTS]}
+        if unread or len(order) > MAX_SUSPECTS:
+            self._unwatched_in = self._walk.calls
+        if self._walk.covered_from <= self._unwatched_in:
+            self._covered_s = None
+        elif self._covered_s is None:
+            self._covered_s = now_s
+
+    def _new(
+        self, found: Mapping[ThreadKey, ThreadStat], room: int, now_s: float
+    ) -> tuple[dict[ThreadKey, Suspect], bool]:
+        """Return at most `room` new suspects, and whether some of the threads have not been read."""
+        # If there are too many, each call takes others, as if at random.
+        order = sorted(found, key=lambda key: hash((key, self._walk.calls))) if len(found) > room else found
+        new: dict[ThreadKey, Suspect] = {}
+        for key in order:
+            if len(new) >= room:
+                return new, True
+            new |= suspects({}, self._described({key: found[key]}), now_s)
+        return new, False
+
+    def _missed(self, now_s: float, for_s: float) -> str:
+        """Return why a thread stuck for `for_s` may have been missed; "" if none can have been."""
+        if self._unwatched_in == self._walk.calls:
+            return UNWATCHED.format(MAX_SUSPECTS)
+        covered_s = self._covered_s
+        if covered_s is None:
+            return UNVISITED
+        # Nobody knows how long these were asleep before.
+        early = [each for each in self._suspects.values() if each.since_s <= covered_s]
+        count = sum(now_s - each.since_s < for_s for each in early)
+        return EARLY.format(for_s, count) if count else ""
+
+    def _described(self, found: Mapping[ThreadKey, ThreadStat]) -> dict[ThreadKey, SleepingThread]:
+        described = {}
+        for key, each in found.items():
+            switches = context_switches(try_read(self._path(key, "status"), STATUS_BYTES) or b"")
+            if switches is not None:
+                described[key] = SleepingThread(each.name, each.start, switches, self._wait_channel(key))
+        return described
 
     def _wait_channel(self, key: ThreadKey) -> str:
         """Return the wait channel. The kernel writes 0 for readers without the privilege."""
         found = parse_text(try_read(self._path(key, "wchan"))) or ""
         return "" if found == "0" else found
 
-    def _in_driver(
-        self, stuck: Mapping[ThreadKey, Suspect]
-    ) -> tuple[dict[ThreadKey, Suspect], list[ThreadKey]]:
-        """Return the threads that wait in the driver, and those for which this is unknown."""
-        found, unknown = {}, []
-        for key, each in list(stuck.items())[:MAX_STACKS]:
-            stack = self._stack(key)
-            if in_driver(stack, each.asleep.wait_channel):
-                found[key] = each
-            elif not stack and not each.asleep.wait_channel and self._is_still_asleep(key):
-                unknown.append(key)
-        return found, unknown
+    def _examine(self, stuck: Mapping[ThreadKey, Suspect]) -> None:
+        """Read where stuck threads wait: first those never read, then the hidden ones in turn."""
+        unread = [key for key, each in stuck.items() if each.place is WaitPlace.UNREAD]
+        hidden = [key for key, each in stuck.items() if each.place is WaitPlace.HIDDEN]
+        for key in [*unread, *hidden][:MAX_STACKS]:
+            each = self._suspects.pop(key)  # and added again as the last one
+            place = self._place(key, each.asleep.wait_channel)
+            if place is not WaitPlace.HIDDEN or self._is_still_asleep(key):
+                self._suspects[key] = replace(each, place=place)
+
+    def _place(self, key: ThreadKey, wait_channel: str) -> WaitPlace:
+        stack = self._stack(key)
+        if in_driver(stack, wait_channel):
+            return WaitPlace.DRIVER
+        return WaitPlace.ELSEWHERE if stack or wait_channel else WaitPlace.HIDDEN
+
+    def _unknown(self, now_s: float) -> str:
+        """Return why it is unknown whether a stuck thread waits in the driver; "" if it is known."""
+        stuck = asleep_for(self._suspects, now_s, IN_DRIVER_S)
+        refusals = self._refusals([key for key, each in stuck.items() if each.place is WaitPlace.HIDDEN])
+        unread = sum(each.place is WaitPlace.UNREAD for each in stuck.values())
+        return UNKNOWN.format(refusals) if refusals else UNREAD.format(unread) if unread else ""
 
     def _is_still_asleep(self, key: ThreadKey) -> bool:
         now = self._walk.stat(key)
@@ -324,7 +407,7 @@ class StuckThreads:
 
     def _refusals(self, unknown: Sequence[ThreadKey]) -> str:
         """Return what the kernel does not show about a thread, preferably a stuck one; "" if nothing."""
-        tried = unknown[:1] or ALWAYS_ASLEEP
+        tried = unknown[-1:] or ALWAYS_ASLEEP  # the last one was read last
         if not unknown and any(self._stack(each) or self._wait_channel(each) for each in tried):
             return ""
         return "; ".join(refusal(self._path(tried[0], name)) for name in ("stack", "wchan"))
