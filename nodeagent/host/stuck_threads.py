@@ -6,18 +6,31 @@ A thread counts as stuck after a minute in state D without a context switch.
 The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
 every thread each time: it picks up where the previous call ended. It reads only files that the kernel serves
 without the process's memory lock, because a stuck process may hold this lock: reading `cmdline` would block.
+
+The number of stuck processes is a lower bound. A check reports 0 only if no stuck thread can have been
+missed. Otherwise, it reports nothing and is left out.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import islice
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
-from nodeagent.sensing.small_files import MAX_FIGURES, list_names, parse_text, printable, read, try_read
+from nodeagent.sensing.small_files import (
+    MAX_FIGURES,
+    MAX_NAMES,
+    list_names,
+    parse_text,
+    printable,
+    read,
+    try_read,
+)
 from nodeagent.sensing.sweep import Reading
 
 STAT_BYTES = 1024
@@ -35,17 +48,21 @@ STACK_BYTES = 16384
 _DRIVER_MODULE = re.compile(rb"\[nvidia(_uvm|_modeset|_drm|_peermem)?\]")
 _DRIVER_SYMBOL = re.compile(r"nvidia(?!_?fs)|^_?nv_|^_nv\d|^uvm_")
 STUCK_S = 60.0  # the check's text says "a minute or more"
-MAX_SUSPECTS = 256
+MAX_SUSPECTS = 1024  # three reads each per call, 0.3% of a core if so many hang
 MAX_NAMED = 3  # in the text
 
 # Wait channels of threads frozen on purpose: the threads of a paused cgroup v1 container are in state D.
 FROZEN_CHANNELS = ("__refrigerator", "do_freezer_trap", "get_signal")
 IN_DRIVER_S = 10.0  # long enough for two observations without a switch; the policy sets the limit
-MAX_STACKS = 64
+MAX_STACKS = 64  # per call: where a thread waits is read once, because it cannot change during its sleep
 # Processes that are usually asleep: the first one and, outside of containers, the parent of the kernel's
 # threads. Some hosts protect the first one even from processes with all capabilities.
 ALWAYS_ASLEEP: tuple[ThreadKey, ...] = ((1, 1), (2, 2))
 UNKNOWN = "the driver that a stuck process waits for is unknown: {}"
+UNREAD = "the driver that a stuck process waits for is not read yet; stuck threads to be read: {}"
+UNWATCHED = "more than {} threads are in uninterruptible sleep; they are watched in turn"
+UNVISITED = "not all threads have been visited yet"
+EARLY = "threads that were already in uninterruptible sleep when first seen, less than {:g} s ago: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,32 +115,33 @@ def context_switches(status: bytes) -> int | None:
 
 
 class ThreadWalk:
-    """Finds threads in state D, and stores where the next call continues.
+    """Visits the threads of the procfs `proc` in passes, and returns those in state D.
 
-    `proc` is the root of a procfs.
+    A pass visits the first thread of each process and then the further threads, as listed during the pass.
+    Each call continues where the previous one ended. No thread waits for threads that started later: they
+    belong to the next pass. While the further threads take several calls, the first threads are visited
+    again.
     """
 
     def __init__(self, proc: str, processes: int = MAX_PROCESSES, threads: int = MAX_THREADS) -> None:
         self._proc = proc
         self._most_processes = processes
         self._most_threads = threads
-        self._last_process = 0
-        self._last_thread: ThreadKey = (0, 0)
+        self.calls = 0
+        # Every thread that existed in this call has been visited since; 0: not known of any call.
+        self.covered_from = 0
+        self._cut_in = 0  # the last call in which a directory had too many entries
+        self._processes: deque[int] = deque()  # still to be visited
+        self._processes_from = 0  # the call that listed them
+        self._several: list[int] = []  # the processes of this pass that have further threads
+        self._threads: Iterator[ThreadKey] | None = None  # further threads still to be visited
+        self._threads_from = 0  # the call that listed their processes
 
     def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
         """Return the threads visited in this call that are in uninterruptible sleep."""
-        pids = [int(each) for each in list_names(self._proc) if each.isdecimal()]
-        found, several = [], []
-        for pid in _rotated(self._last_process, sorted(pids))[: self._most_processes]:
-            self._last_process = pid
-            seen = self.stat((pid, pid))
-            if seen is None:
-                continue
-            if seen.is_asleep:
-                found.append(((pid, pid), seen))
-            if seen.threads > 1:
-                several.append(pid)
-        return found + list(self._others(sorted(several)))
+        self.calls += 1
+        visited = [*self._first_threads(), *self._further_threads()]
+        return [(key, seen) for key, seen in visited if seen is not None and seen.is_asleep]
 
     def stat(self, key: ThreadKey) -> ThreadStat | None:
         """Return the `stat` of one thread; None if it has ended."""
@@ -132,28 +150,37 @@ class ThreadWalk:
         raw = try_read(f"{self._proc}/{folder}/stat", STAT_BYTES)
         return parse_stat(raw) if raw else None
 
-    def _others(self, pids: Sequence[int]) -> Iterator[tuple[ThreadKey, ThreadStat]]:
-        left = self._most_threads
-        # the process where the last call ended comes first
-        for pid in _rotated(self._last_thread[0] - 1, pids):
-            tids = sorted(int(each) for each in list_names(f"{self._proc}/{pid}/task") if each.isdecimal())
-            after = self._last_thread[1] if pid == self._last_thread[0] else 0
-            for tid in tids[bisect_right(tids, after) :]:
-                if left == 0:
-                    return
-                if tid != pid:
-                    left -= 1
-                    self._last_thread = (pid, tid)
-                    seen = self.stat((pid, tid))
-                    if seen is not None and seen.is_asleep:
-                        yield (pid, tid), seen
-        self._last_thread = (0, 0)  # all threads have been visited: the next call starts over
+    def _first_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+        if not self._processes:
+            self._processes.extend(self._ids(self._proc))
+            self._processes_from, self._several = self.calls, []
+        for _ in range(min(len(self._processes), self._most_processes)):
+            pid = self._processes.popleft()
+            seen = self.stat((pid, pid))
+            if seen is not None and seen.threads > 1:
+                self._several.append(pid)
+            yield (pid, pid), seen
 
+    def _further_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+        if self._threads is None and not self._processes:
+            self._threads, self._threads_from = self._further(self._several), self._processes_from
+        visited = 0
+        for key in islice(self._threads or (), self._most_threads):
+            visited += 1
+            yield key, self.stat(key)
+        if self._threads is not None and visited < self._most_threads:
+            self._threads = None
+            self.covered_from = self._threads_from if self._cut_in < self._threads_from else 0
 
-def _rotated(last: int, ids: Sequence[int]) -> list[int]:
-    """Return the sorted `ids`, rotated so that the first one after `last` comes first."""
-    at = bisect_right(ids, last)
-    return [*ids[at:], *ids[:at]]
+    def _further(self, pids: Sequence[int]) -> Iterator[ThreadKey]:
+        return ((pid, tid) for pid in pids for tid in self._ids(f"{self._proc}/{pid}/task") if tid != pid)
+
+    def _ids(self, folder: str) -> list[int]:
+        names = list_names(folder)
+        # Every procfs contains processes: without one, it could not be read.
+        if len(names) >= MAX_NAMES or (folder == self._proc and not names):
+            self._cut_in = self.calls
+        return sorted(int(each) for each in names if each.isdecimal())
 
 
 def in_driver(stack: bytes | None, wait_channel: str) -> bool:
@@ -176,12 +203,29 @@ class SleepingThread:
     wait_channel: str  # "" if it is unreadable
 
 
+class WaitPlace(Enum):
+    """Where a suspect waits. It keeps its stack while it is asleep."""
+
+    UNREAD = auto()
+    DRIVER = auto()
+    ELSEWHERE = auto()
+    HIDDEN = auto()  # the kernel shows neither its stack nor its wait channel
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A thread that has been asleep without a context switch since it was first seen."""
 
     asleep: SleepingThread
     since_s: float
+    place: WaitPlace = WaitPlace.UNREAD
+
+    def comes_first(self, now_s: float) -> bool:
+        """Return True for a thread to be kept if there are too many: in the driver, or still to be examined.
+
+        Not if it has run since the last call.
+        """
+        return self.place is WaitPlace.DRIVER or (self.place is WaitPlace.UNREAD and self.since_s < now_s)
 
 
 def suspects(
@@ -189,10 +233,10 @@ def suspects(
 ) -> dict[ThreadKey, Suspect]:
     """Return the threads that may be stuck, and since when each has been asleep.
 
-    If a thread has run since the last call, its sleep starts at `now_s`.
+    If a thread has run since the last call, its sleep starts at `now_s`, and where it waits is unread.
     """
     found = {}
-    for key, asleep in list(now.items())[:MAX_SUSPECTS]:
+    for key, asleep in now.items():
         known = before.get(key)
         same = (
             known is not None
@@ -200,7 +244,9 @@ def suspects(
             and known.asleep.switches == asleep.switches
         )
         if asleep.wait_channel not in FROZEN_CHANNELS:
-            found[key] = Suspect(asleep, known.since_s if known is not None and same else now_s)
+            found[key] = (
+                replace(known, asleep=asleep) if known is not None and same else Suspect(asleep, now_s)
+            )
     return found
 
 
@@ -246,55 +292,111 @@ class StuckThreads:
         self._proc = proc
         self._walk = walk or ThreadWalk(proc)
         self._suspects: dict[ThreadKey, Suspect] = {}
-        self._why_blind = ""
+        self._unwatched_in = 0  # the last call of the walk that found too many suspects
+        self._covered_s: float | None = None  # since when no thread can have been missed
+        self._why: dict[str, str] = {}  # why a check has no reading
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        self._suspects = suspects(self._suspects, self._asleep(), now_s)
+        self._watch(now_s)
         if "uninterruptible" in due:
             stuck = asleep_for(self._suspects, now_s, STUCK_S)
-            yield _counted("uninterruptible", stuck, now_s)
+            yield from self._judged("uninterruptible", stuck, self._missed(now_s, STUCK_S), now_s)
         if "gpu_process_stuck" in due:
-            stuck, unknown = self._in_driver(asleep_for(self._suspects, now_s, IN_DRIVER_S))
-            self._why_blind = "" if stuck else self._refusals(unknown)
-            if not self._why_blind:
-                yield _counted("gpu_process_stuck", stuck, now_s)
+            self._examine(asleep_for(self._suspects, now_s, IN_DRIVER_S))
+            stuck = {key: each for key, each in self._suspects.items() if each.place is WaitPlace.DRIVER}
+            why = "" if stuck else self._unknown(now_s) or self._missed(now_s, IN_DRIVER_S)
+            yield from self._judged("gpu_process_stuck", stuck, why, now_s)
 
     def left_out(self) -> tuple[Omission, ...]:
-        if not self._why_blind:
-            return ()
-        return (Omission("gpu_process_stuck", UNKNOWN.format(self._why_blind)),)
+        return tuple(Omission(check, why) for check, why in self._why.items() if why)
 
-    def _asleep(self) -> dict[ThreadKey, SleepingThread]:
-        # Known suspects come first, because the walk reaches each thread only occasionally.
-        known = [(key, self._walk.stat(key)) for key in self._suspects]
-        still = [(key, each) for key, each in known if each is not None and each.is_asleep]
-        found = dict([*still, *self._walk.asleep()])
-        described = {key: self._described(key, each) for key, each in list(found.items())[:MAX_SUSPECTS]}
-        return {key: each for key, each in described.items() if each is not None}
+    def _judged(
+        self, check: str, stuck: Mapping[ThreadKey, Suspect], why: str, now_s: float
+    ) -> Iterator[Reading]:
+        """Yield the reading, unless it would be 0 and `why` says that a stuck thread may have been missed."""
+        self._why[check] = "" if stuck else why
+        if stuck or not why:
+            yield _counted(check, stuck, now_s)
 
-    def _described(self, key: ThreadKey, found: ThreadStat) -> SleepingThread | None:
-        count = context_switches(try_read(self._path(key, "status"), STATUS_BYTES) or b"")
-        return (
-            None if count is None else SleepingThread(found.name, found.start, count, self._wait_channel(key))
-        )
+    def _watch(self, now_s: float) -> None:
+        """Look at the suspects again and, while there is room, at the other threads that the walk finds."""
+        # The suspects are read in each call, because the walk reaches each thread only occasionally.
+        again = {key: each for key in self._suspects if (each := self._walk.stat(key)) and each.is_asleep}
+        known = suspects(self._suspects, self._described(again), now_s)
+        others = {key: each for key, each in self._walk.asleep() if key not in known}
+        first = [key for key, each in known.items() if each.comes_first(now_s)]
+        last = [key for key, each in known.items() if not each.comes_first(now_s)]
+        last.sort(key=lambda key: known[key].since_s == now_s)  # those that have run come after the others
+        new, unread = self._new(others, MAX_SUSPECTS - len(first), now_s)
+        order = [*first, *new, *last]
+        self._suspects = {key: new.get(key) or known[key] for key in order[:MAX_SUSPECTS]}
+        if unread or len(order) > MAX_SUSPECTS:
+            self._unwatched_in = self._walk.calls
+        if self._walk.covered_from <= self._unwatched_in:
+            self._covered_s = None
+        elif self._covered_s is None:
+            self._covered_s = now_s
+
+    def _new(
+        self, found: Mapping[ThreadKey, ThreadStat], room: int, now_s: float
+    ) -> tuple[dict[ThreadKey, Suspect], bool]:
+        """Return at most `room` new suspects, and whether some of the threads have not been read."""
+        # If there are too many, each call takes others, as if at random.
+        order = sorted(found, key=lambda key: hash((key, self._walk.calls))) if len(found) > room else found
+        new: dict[ThreadKey, Suspect] = {}
+        for key in order:
+            if len(new) >= room:
+                return new, True
+            new |= suspects({}, self._described({key: found[key]}), now_s)
+        return new, False
+
+    def _missed(self, now_s: float, for_s: float) -> str:
+        """Return why a thread stuck for `for_s` may have been missed; "" if none can have been."""
+        if self._unwatched_in == self._walk.calls:
+            return UNWATCHED.format(MAX_SUSPECTS)
+        covered_s = self._covered_s
+        if covered_s is None:
+            return UNVISITED
+        # Nobody knows how long these were asleep before.
+        early = [each for each in self._suspects.values() if each.since_s <= covered_s]
+        count = sum(now_s - each.since_s < for_s for each in early)
+        return EARLY.format(for_s, count) if count else ""
+
+    def _described(self, found: Mapping[ThreadKey, ThreadStat]) -> dict[ThreadKey, SleepingThread]:
+        described = {}
+        for key, each in found.items():
+            switches = context_switches(try_read(self._path(key, "status"), STATUS_BYTES) or b"")
+            if switches is not None:
+                described[key] = SleepingThread(each.name, each.start, switches, self._wait_channel(key))
+        return described
 
     def _wait_channel(self, key: ThreadKey) -> str:
         """Return the wait channel. The kernel writes 0 for readers without the privilege."""
         found = parse_text(try_read(self._path(key, "wchan"))) or ""
         return "" if found == "0" else found
 
-    def _in_driver(
-        self, stuck: Mapping[ThreadKey, Suspect]
-    ) -> tuple[dict[ThreadKey, Suspect], list[ThreadKey]]:
-        """Return the threads that wait in the driver, and the threads for which this is unknown."""
-        found, unknown = {}, []
-        for key, each in list(stuck.items())[:MAX_STACKS]:
-            stack = self._stack(key)
-            if in_driver(stack, each.asleep.wait_channel):
-                found[key] = each
-            elif not stack and not each.asleep.wait_channel and self._is_still_asleep(key):
-                unknown.append(key)
-        return found, unknown
+    def _examine(self, stuck: Mapping[ThreadKey, Suspect]) -> None:
+        """Read where stuck threads wait: first those never read, then the hidden ones in turn."""
+        unread = [key for key, each in stuck.items() if each.place is WaitPlace.UNREAD]
+        hidden = [key for key, each in stuck.items() if each.place is WaitPlace.HIDDEN]
+        for key in [*unread, *hidden][:MAX_STACKS]:
+            each = self._suspects.pop(key)  # and added again as the last one
+            place = self._place(key, each.asleep.wait_channel)
+            if place is not WaitPlace.HIDDEN or self._is_still_asleep(key):
+                self._suspects[key] = replace(each, place=place)
+
+    def _place(self, key: ThreadKey, wait_channel: str) -> WaitPlace:
+        stack = self._stack(key)
+        if in_driver(stack, wait_channel):
+            return WaitPlace.DRIVER
+        return WaitPlace.ELSEWHERE if stack or wait_channel else WaitPlace.HIDDEN
+
+    def _unknown(self, now_s: float) -> str:
+        """Return why it is unknown whether a stuck thread waits in the driver; "" if it is known."""
+        stuck = asleep_for(self._suspects, now_s, IN_DRIVER_S)
+        refusals = self._refusals([key for key, each in stuck.items() if each.place is WaitPlace.HIDDEN])
+        unread = sum(each.place is WaitPlace.UNREAD for each in stuck.values())
+        return UNKNOWN.format(refusals) if refusals else UNREAD.format(unread) if unread else ""
 
     def _is_still_asleep(self, key: ThreadKey) -> bool:
         now = self._walk.stat(key)
@@ -304,8 +406,8 @@ class StuckThreads:
         return try_read(self._path(key, "stack"), STACK_BYTES)
 
     def _refusals(self, unknown: Sequence[ThreadKey]) -> str:
-        """Return why the kernel does not show where a thread waits, preferably a stuck one; "" if it does."""
-        tried = unknown[:1] or ALWAYS_ASLEEP
+        """Return what the kernel does not show about a thread, preferably a stuck one; "" if nothing."""
+        tried = unknown[-1:] or ALWAYS_ASLEEP  # the last one was read last
         if not unknown and any(self._stack(each) or self._wait_channel(each) for each in tried):
             return ""
         return "; ".join(refusal(self._path(tried[0], name)) for name in ("stack", "wchan"))

@@ -248,6 +248,8 @@ def test_the_numbers_in_the_decision_records_equal_those_in_the_code() -> None:
         in PROC
     )
     assert f"stuck after {stuck_threads.STUCK_S:g} s" in PROC
+    assert f"at most {stuck_threads.MAX_STACKS} per walk" in PROC
+    assert f"more than {stuck_threads.MAX_SUSPECTS} suspects" in PROC
 
 
 def test_nvidia_smi_accepts_each_display_that_a_runbook_requests() -> None:

@@ -60,9 +60,21 @@ def test_out_of_memory_in_a_jobs_own_group_is_not_a_fault_of_the_node() -> None:
     assert LINES.read("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task=python3,pid=1,uid=0") == ()
 
 
-def test_a_hung_thread_of_the_nvidia_driver_is_reported_as_the_drivers() -> None:
-    assert one("INFO: task nvidia-modeset/:77 blocked for more than 120 seconds.").entity == "driver"
-    assert one("INFO: task nvtop-of-a-user:77 blocked for more than 120 seconds.").entity == "node"
+@pytest.mark.parametrize(
+    "name", ["nvidia-cat", "nvidia-modeset/", "nv_queue", "nv_open_q", "nvtop", "python3"]
+)
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("INFO: task {}:77 blocked for more than 120 seconds.", "kernel_task_hung"),
+        ("watchdog: BUG: soft lockup - CPU#12 stuck for 26s! [{}:4321]", "kernel_soft_lockup"),
+        ("Out of memory: Killed process 4242 ({}) total-vm:1kB", "kernel_oom"),
+        ("{}: attempt to access beyond end of device\nsda1: rw=1, sector=8", "kernel_beyond_end_of_device"),
+    ],
+)
+def test_the_name_of_a_process_does_not_change_the_finding(line: str, check: str, name: str) -> None:
+    found = one(line.format(name))
+    assert (found.check, found.entity) == (check, "disk/sda1" if "sda1" in line else "node")
 
 
 @pytest.mark.parametrize(
