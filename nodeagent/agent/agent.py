@@ -65,7 +65,9 @@ class Published:
     sensors: tuple[SensorStatus, ...] = ()
     events: tuple[dict[str, Any], ...] = ()  # the history, oldest first
     dropped: int = 0  # observations
-    problems: tuple[str, ...] = ()  # with the saved state, the policy file, or evidence of one entity
+    problems: tuple[
+        str, ...
+    ] = ()  # with the saved state, the policy file, an address, or evidence of one entity
     policy_rejected: bool = False  # the policy file has a mistake, and the last good policy is in force
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # about the driver and each GPU
@@ -109,6 +111,7 @@ class Agent:
     note: Callable[[Note], None] = lambda _: None  # writes to the log
     claim: Claim | None = None  # the folder's claim; None: the disk did not allow it yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
+    more_problems: Callable[[], tuple[str, ...]] = tuple  # of the program that runs the agent, now
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
@@ -298,7 +301,7 @@ class Agent:
     def _problems(self) -> tuple[str, ...]:
         """Return everything that the agent itself could not do."""
         of_policy = (self._in_force.problem,) if self._in_force.problem else ()
-        return (*self.problems, *of_policy, *self.evaluator.problems.values())
+        return (*self.problems, *self.more_problems(), *of_policy, *self.evaluator.problems.values())
 
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():

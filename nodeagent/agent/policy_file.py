@@ -4,10 +4,14 @@ The file is read at the start, again every few seconds, and on SIGHUP. If its co
 valid, the agent uses it from the next cycle on. If the file is missing, unreadable or wrong, the last good
 policy stays in force, even across restarts, because a copy is kept beside the saved state. One mistake in a
 file that a whole fleet mounts must not stop every agent.
+
+The beginning of a TOML file is often valid by itself, and means something else. New content is therefore
+adopted only if two reads in a row have found it. A file that has become empty is taken to be cut off.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +25,8 @@ from nodeagent.sensing.sensor import WAIT_S
 
 KEPT = "policy.last-good.toml"  # beside the saved state
 MAX_NAMED = 3  # mistakes named in the report; `holdfast node explain` lists all
+MAX_UNSETTLED = 4  # reads in a row that found another content, before that is a problem
+START_PAUSE_S = 0.25  # between the first two reads; the later ones are `WAIT_S` apart
 _UNREAD = object()
 
 
@@ -39,7 +45,15 @@ class PolicyFile:
     name = "policy"
     period_s = WAIT_S
 
-    def __init__(self, path: Path, folder: Path | None, *, required: bool, reads_now: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        folder: Path | None,
+        *,
+        required: bool,
+        reads_now: bool = True,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         """Read the file. Never raises: `current` contains the policy to use, and any problem.
 
         Args:
@@ -52,11 +66,17 @@ class PolicyFile:
         self._required = required
         self._kept = None if folder is None else folder / KEPT
         self._asked = False
-        self._tried: object = _UNREAD  # the last content, good or bad; None: no file
+        self._tried: object = _UNREAD  # the last content that was tried, good or bad; None: no file
+        self._good: str | None = None  # the last good content; None: no file, or unknown
+        self._seen: object = None  # the content and the stamp that the last read found
+        self._unsettled = 0  # reads in a row that have found another content
         self.notify: Callable[[], None] = lambda: None  # called after `current` has changed
         self.current, self._instead = self._recall()
         if reads_now:
             self.read()
+            if self._unsettled:
+                pause(START_PAUSE_S)
+                self.read()
         else:
             why = f"{self._instead}: the file cannot be read yet, because its disk does not answer"
             self.current = replace(self.current, problem=why, rejected=True)
@@ -70,11 +90,17 @@ class PolicyFile:
     def close(self) -> None: ...
 
     def read(self) -> tuple[Observation, ...]:
-        """Read the file, and adopt its content if it has changed. Returns no observations."""
+        """Read the file, and adopt a new content that two reads in a row have found.
+
+        Returns no observations.
+        """
         asked, self._asked = self._asked, False
         before = self.current
         try:
             text = self._content()
+            if text != self._tried and not self._is_settled(text):
+                return ()
+            self._unsettled = 0
             if asked or text != self._tried:
                 self._accept(text)
             elif before.problem and not before.rejected:  # its copy could not be written
@@ -95,12 +121,30 @@ class PolicyFile:
             self._tried = _UNREAD  # the same content counts as a change when it can be read again
             raise
 
+    def _is_settled(self, text: str | None) -> bool:
+        """Return True if a content is that of the last read, or of the last good file.
+
+        Raises BadPolicy if the file keeps changing.
+        """
+        before, self._seen = self._seen, (text, _stamp(self._path))
+        if self._seen == before or text == self._good:
+            return True
+        self._unsettled += 1
+        if self._unsettled > MAX_UNSETTLED:
+            self._tried = _UNREAD
+            raise BadPolicy([f"--policy {self._path}: it changes all the time, expected a finished file"])
+        return False
+
     def _accept(self, text: str | None) -> None:
         """Put a valid text in force and keep a copy of it. Raises BadPolicy for an invalid text."""
         self._tried = text
+        if text is not None and not text.strip() and (self._good or "").strip():
+            hint = "to use the shipped policy, write a comment into it"
+            raise BadPolicy([f"--policy {self._path}: it has become empty; {hint}"])
         policy = loading.load(text, str(self._path))
         if policy.version == self.current.policy.version:
             policy = self.current.policy
+        self._good = text
         self.current = PolicyInForce(policy, self._keep(text))
         self._instead = f"{self._path} is not used; the last good policy remains in force"
 
@@ -109,7 +153,8 @@ class PolicyFile:
         why = "no earlier valid policy is known"
         if self._kept is not None and _is_there(self._kept):
             try:
-                policy = loading.load(loading.read_overrides(self._kept), str(self._kept))
+                self._good = loading.read_overrides(self._kept)
+                policy = loading.load(self._good, str(self._kept))
                 words = f"{self._path} is not used; the last good policy ({self._kept}) remains in force"
                 return PolicyInForce(policy), words
             except BadPolicy as error:
@@ -140,6 +185,15 @@ def _is_there(path: Path) -> bool:
     except OSError:
         return True
     return True
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes whenever a file is written or exchanged; () if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _brief(error: BadPolicy) -> str:

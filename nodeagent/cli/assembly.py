@@ -289,8 +289,9 @@ def _sensors(
         clock, periods_s, _mapping(before, HostSensor.name), options.proc, options.root, options.sys
     )
     sysfs = SysfsSensor(clock, periods_s, _mapping(before, SysfsSensor.name), options.sys, expected, forgets)
+    events = NvmlEvents(driver, clock)
     return [
-        FittedSensor(NvmlEvents(driver, clock), releases=True, sees_xids=True),
+        FittedSensor(events, left_out=events.left_out, releases=True, sees_xids=True),
         FittedSensor(polling, polling.remembered, releases=True),
         *_kernel_log(options, clock, state, lines, trusting),
         FittedSensor(host, host.remembered, host.left_out),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # the other commands do not load the server
     from prometheus_client.registry import Collector
 
     from nodeagent.publishing.publisher import NodePublisher
-    from nodeagent.server.http_api import HttpServer
+    from nodeagent.server.retrying import RetryingServer
 
 T = TypeVar("T")
 HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors hang
@@ -129,16 +129,19 @@ def serve(options: argparse.Namespace) -> int:
     served = http_api.application(
         lambda: agent.published, parts.about, parts.clock.now_s, inject, _publishing_metrics(publisher)
     )
-    servers: dict[str, HttpServer] = {"listen": _start_server("--listen", served, options.listen)}
+    servers = {"listen": _start_server("--listen", served, options.listen, log.write)}
     if options.probe_listen is not None:
         probes = http_api.probes(lambda: agent.published, parts.clock.now_s)
-        servers["probe_listen"] = _start_server("--probe-listen", probes, options.probe_listen)
+        servers["probe_listen"] = _start_server("--probe-listen", probes, options.probe_listen, log.write)
+    agent.more_problems = lambda: tuple(each.problem for each in servers.values() if each.problem)
     _handle_signals(agent)
     if parts.policy_file is not None:
         reread = parts.policy_file.ask
         signal.signal(signal.SIGHUP, lambda _signum, _frame: reread())
-    addresses = {name: each.address for name, each in servers.items()}
+    addresses = {name: each.address for name, each in servers.items() if each.address}
     log.write({"event": "serving", **addresses, **parts.about()})
+    for each in agent.more_problems():
+        log.write({"event": "listen_problem", "why": each})
     for each in parts.problems:
         log.write({"event": "memory_problem", "why": each})
     if parts.disk_answers is not None:
@@ -190,10 +193,13 @@ def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threadi
     threading.Thread(target=end, name="disk", daemon=True).start()
 
 
-def _start_server(option: str, app: web.Application, address: str) -> HttpServer:
+def _start_server(
+    option: str, app: web.Application, address: str, note: Callable[[Note], None]
+) -> RetryingServer:
     from nodeagent.server.http_api import CannotListen, HttpServer
+    from nodeagent.server.retrying import RetryingServer
 
-    server = HttpServer(app, *split(address))
+    server = RetryingServer(option, HttpServer(app, *split(address)), note)
     try:
         server.start()
     except CannotListen as error:

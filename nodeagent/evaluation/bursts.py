@@ -164,6 +164,21 @@ def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
     return any(first - within_s <= burst[1] and burst[0] <= last + within_s for first, last in spans)
 
 
+def window_start_s(since_s: float, until_s: float, off: Sequence[Burst]) -> float:
+    """Return when a window starts that would start at `since_s` if the node had run until `until_s`.
+
+    The time while the node was off does not count: only a wall clock, which may have been wrong, shows how
+    long that was.
+
+    Args:
+        off: When the node was off, oldest first.
+    """
+    for last_s, boot_s in reversed(off):
+        if last_s < until_s and boot_s > since_s:
+            since_s -= min(boot_s, until_s) - last_s
+    return since_s
+
+
 def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
     """Omit bursts without a variant if another sensor has reported them with a variant."""
     plain = variants.get("")

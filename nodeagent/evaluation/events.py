@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from nodeagent.evaluation.bursts import MAX_TEXTS, Burst, EventBursts, informative, union_bursts
+from nodeagent.evaluation.bursts import (
+    MAX_TEXTS,
+    Burst,
+    EventBursts,
+    informative,
+    union_bursts,
+    window_start_s,
+)
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
 from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
 
@@ -323,12 +330,15 @@ def _judged(
 def _recurred(
     meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
 ) -> int:
-    """Return the number of occurrences in the window if it reaches the limit, otherwise 0."""
+    """Return the number of occurrences in the window if it reaches the limit, otherwise 0.
+
+    The time while the node was off counts neither towards the window nor towards a silence.
+    """
     if meaning.recurs is None:
         return 0
     spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
     # Measured from the burst's start, so that a longer burst does not lower the count.
-    since_s = burst[0] - meaning.recurs.within_s
+    since_s = window_start_s(burst[0] - meaning.recurs.within_s, burst[0], marks.off)
     count = sum(last >= since_s for first, last in spans if first <= burst[1])
     return count if count >= meaning.recurs.bursts else 0
 
@@ -345,7 +355,11 @@ def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Seq
     found: list[Burst] = []
     for burst in spans:
         before = found[-1] if found else None
-        if before and burst[0] - before[1] < SILENT_S and _first_after(done, before[1]) > burst[0]:
+        if (
+            before
+            and _first_after(done, before[1]) > burst[0]
+            and before[1] > window_start_s(burst[0] - SILENT_S, burst[0], marks.off)
+        ):
             found[-1] = (before[0], burst[1])
         else:
             found.append(burst)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import Burst, EventBursts
+from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
@@ -218,7 +218,7 @@ class Evidence:
             replaced=self._exchanges(entity),
             cleared=self.times(entity, "cleared"),
             over=[last for _, last in over.all_spans] if over else [],
-            off=self._off(),
+            off=self.off(),
         )
 
     def _exchanges(self, entity: str) -> list[float]:
@@ -234,9 +234,14 @@ class Evidence:
         """Return when the node booted, oldest first."""
         return sorted(last for _, last in self._boot_spans())
 
-    def _off(self) -> list[Burst]:
-        """Return the periods when the node was off, oldest first: from the agent's last time to the boot."""
-        return sorted(span for span in self._boot_spans() if span[0] < span[1])
+    def off(self) -> list[Burst]:
+        """Return the periods when the node was off, oldest first: from the agent's last time to the boot.
+
+        The oldest of very many boots are stored as one span, which also covers time between them.
+        """
+        variants = self.events.get((NODE, "boot", 0), {})
+        exact = (each.spans[len(each.spans) == MAX_BURSTS :] for each in variants.values())
+        return sorted(span for spans in exact for span in spans if span[0] < span[1])
 
     def _boot_spans(self) -> list[Burst]:
         variants = self.events.get((NODE, "boot", 0), {})

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, union_bursts
+from nodeagent.evaluation.bursts import Burst, EventBursts, union_bursts, window_start_s
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
@@ -110,7 +110,12 @@ class Judge:
         except Exception as error:  # as in `of_event`
             self.set_aside(event[:2], error)
             return Level.UNHEALTHY
-        counted = [each.level for each, last_s in said if each and last_s >= now_s - each.within_s]
+        off = self._marks_of(event[0]).off
+        counted = [
+            each.level
+            for each, last_s in said
+            if each and last_s >= window_start_s(now_s - each.within_s, now_s, off)
+        ]
         return max(counted, default=None)
 
     def revise(self) -> None:

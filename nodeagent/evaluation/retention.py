@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from nodeagent.evaluation import quotas, samples
+from nodeagent.evaluation.bursts import window_start_s
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.quotas import FREE, EvidenceRank
@@ -114,6 +115,7 @@ class EvidenceRetention:
             lambda name: self._judge.kind_of_variant(event, name),
             lambda name: self._judge.recurring(event, name, variants[name]),
             at_s,
+            self._evidence.off(),
         )
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
@@ -133,8 +135,10 @@ class EvidenceRetention:
         """Forget evidence that ended before `before_s` and was not seen since.
 
         An example is evidence about a removed disk. Evidence of a current finding, and evidence on which its
-        level depends, is kept, no matter how long ago it was last seen.
+        level depends, is kept, no matter how long ago it was last seen. The time while the node was off does
+        not count.
         """
+        before_s = window_start_s(before_s, inf, self._evidence.off())
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held

@@ -14,10 +14,11 @@ from nodeagent.nvml import gpu_checks, inventory, library
 from nodeagent.nvml.driver import NvmlDriver, NvmlSession
 from nodeagent.nvml.gpu_query import GpuGone, GpuQuery, GpuReading
 from nodeagent.nvml.gpu_roster import GpuHistory
+from nodeagent.nvml.inventory import Gpu
 from nodeagent.nvml.library import DriverGone, nvml
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.progress import CallProgress
-from nodeagent.sensing.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 
 MAX_AT_ONCE = 256  # events per wait: a storm must not delay the watchdog
 XID_EVENT = nvml.nvmlEventTypeXidCriticalError
@@ -37,6 +38,11 @@ WANTED_EVENTS = (
 
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
 MAX_FAILED = 4  # waits that may fail in a row
+# How often a GPU whose registration has failed is registered again; the driver may have been busy.
+REGISTER_S = 60.0
+# If a registration fails with one of these codes, it is repeated only in the next session: the GPU does not
+# support it, or is gone, and the polling sensor renews the session to find a GPU that is back.
+_FINAL = library.NEVER | library.GONE
 
 # The check that an event reports directly, and the reading that an event triggers.
 _CHECK_OF = {FATAL_POISON_EVENT: "poison_fatal", GPU_UNAVAILABLE_EVENT: "gpu_unavailable"}
@@ -67,18 +73,41 @@ class NvmlEventSet:
                 raise library.driver_gone(error.value, "nvmlEventSetCreate") from None
             raise EventsFailed(f"nvmlEventSetCreate: {library.name(error.value)}") from None
         self._queries: dict[int, GpuQuery] = {}  # by the handle's address
+        self._unseen: dict[str, Omission] = {}  # by the address of a GPU that NVML has opened
+        self._to_repeat: list[Gpu] = []
         try:
-            for gpu in inventory.list_gpus(progress).gpus:
-                progress.mark("nvmlDeviceRegisterEvents", gpu.pci)
-                if self._registered(gpu.handle):
-                    self._queries[_address(gpu.handle)] = GpuQuery(gpu, progress)
+            found = inventory.list_gpus(progress)
+            for gpu in found.gpus:
+                self._register(gpu)
         except library.DriverGone:
             self.free()
             raise
+        self.count = found.count
+        self._unopened = found.count - len(found.gpus)
 
     @property
-    def empty(self) -> bool:
-        return not self._queries
+    def sees_none(self) -> bool:
+        """True if NVML lists GPUs, but reports the Xids of none of them."""
+        return 0 < self.count <= len(self._unseen) + self._unopened
+
+    @property
+    def left_out(self) -> tuple[Omission, ...]:
+        """The GPUs whose Xids NVML does not report."""
+        if not self._unopened:
+            return tuple(self._unseen.values())
+        why = f"NVML cannot open {self._unopened} of {self.count} GPUs"
+        return (*self._unseen.values(), Omission("xid", why))
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if `register_again` may succeed for a GPU that is left out."""
+        return bool(self._to_repeat)
+
+    def register_again(self) -> None:
+        """Repeat the registrations that may succeed now. Raises DriverGone."""
+        again, self._to_repeat = self._to_repeat, []
+        for gpu in again:
+            self._register(gpu)
 
     def query(self, data: Any) -> GpuQuery | None:
         """Return the query for the GPU that an event is about."""
@@ -107,17 +136,25 @@ class NvmlEventSet:
             yield data
             wait_ms = 0
 
-    def _registered(self, handle: Any) -> bool:
-        """Register a GPU; return True if it will report events."""
+    def _register(self, gpu: Gpu) -> None:
+        """Register a GPU, or note why NVML does not report its Xids. Raises DriverGone."""
+        self._progress.mark("nvmlDeviceRegisterEvents", gpu.pci)
+        self._unseen.pop(gpu.pci, None)
+        code = library.NOT_SUPPORTED
         try:
-            wanted = WANTED_EVENTS & _supported(handle)
+            wanted = WANTED_EVENTS & _supported(gpu.handle)
             if wanted:
-                nvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
-            return bool(wanted)
+                nvml.nvmlDeviceRegisterEvents(gpu.handle, wanted, self._set)
+                self._queries[_address(gpu.handle)] = GpuQuery(gpu, self._progress)
+            if wanted & XID_EVENT:
+                return
         except library.Error as error:
-            if error.value in library.DRIVER_GONE:
-                raise library.driver_gone(error.value, "nvmlDeviceRegisterEvents") from None
-            return False  # the GPU is lost or does not support events; the polling sensor reports a lost one
+            code = int(error.value)
+            if code in library.DRIVER_GONE:
+                raise library.driver_gone(code, "nvmlDeviceRegisterEvents") from None
+            if code not in _FINAL:
+                self._to_repeat.append(gpu)
+        self._unseen[gpu.pci] = Omission(gpu.entity, f"its Xids are not reported: {library.name(code)}")
 
 
 def _supported(handle: Any) -> int:
@@ -153,6 +190,7 @@ class NvmlEvents:
         self._session: NvmlSession | None = None
         self._set: NvmlEventSet | None = None
         self._failed = 0  # waits that have failed in a row
+        self._registered_s = 0.0  # when GPUs were last registered
         self._requested: dict[str, GpuHistory] = {}  # by UUID: the last recovery action
 
     def open(self) -> None:
@@ -160,15 +198,19 @@ class NvmlEvents:
         self._join()
 
     def read(self) -> list[Observation]:
-        """Wait for events for at most about `WAIT_S`. Raises Unavailable if the driver is gone."""
+        """Wait for events for at most about `WAIT_S`.
+
+        Raises Unavailable if the driver is gone, or reports the Xids of no GPU.
+        """
         events = self._set
         if events is None or self._session is None or not self._driver.usable(self._session):
             events = self._join()
-        if events.empty:
+        if not events.count:
             self._pause(WAIT_S)  # waiting on a set without GPUs may fail immediately
             return []
         seen: list[Observation] = []
         try:
+            self._complete(events)
             for data in events.wait():
                 seen += self._observations(data, events.query(data))
             self._failed = 0
@@ -191,6 +233,16 @@ class NvmlEvents:
             self._set.free()
         self._set = None
 
+    def left_out(self) -> tuple[Omission, ...]:
+        """Return the GPUs whose Xids NVML does not report."""
+        return () if self._set is None else self._set.left_out
+
+    def _complete(self, events: NvmlEventSet) -> None:
+        """Repeat the registrations that may succeed, every `REGISTER_S`. Raises DriverGone."""
+        if events.is_incomplete and self._clock.now_s() - self._registered_s >= REGISTER_S:
+            self._registered_s = self._clock.now_s()
+            events.register_again()
+
     def close(self) -> None:
         if self._set is not None:
             self._set.free()
@@ -204,13 +256,26 @@ class NvmlEvents:
         self.progress.mark("nvmlInit")
         try:
             self._session = self._driver.join(self.name)
-            self._set = NvmlEventSet(self.progress)
-            return self._set
+            self._set = events = NvmlEventSet(self.progress)
+            self._registered_s = self._clock.now_s()
         except DriverGone as gone:
             self._lose(gone)
         except EventsFailed as failed:
             self.close()
             raise Unavailable(str(failed)) from None
+        if why := self._blindness(events):
+            self.close()
+            raise Unavailable(why)
+        return events
+
+    def _blindness(self, events: NvmlEventSet) -> str:
+        """Return why the sensor can see no GPU's Xids; "" if it can, or if there is no GPU."""
+        if events.sees_none:
+            first = events.left_out[0]
+            return f"NVML reports the Xids of none of {events.count} GPUs ({first.what}: {first.why})"
+        if not events.count and inventory.gpu_bus(self._driver.sysfs, self._driver.devices).expected:
+            return "NVML lists no GPU, although the driver has claimed some"
+        return ""
 
     def _lose(self, gone: DriverGone) -> NoReturn:
         """End the session and leave NVML. Always raises Unavailable."""

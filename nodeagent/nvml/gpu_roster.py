@@ -54,9 +54,14 @@ class GpuHistory:
         """The NVLinks that were up in the GPU's current MIG mode. MIG may make links inactive."""
         return self.links_by_mig[self.mig]
 
-    def take_state(self, state: int) -> bool:
-        """Record the state; return True if the GPU is back, which means that it was reset."""
+    def take_state(self, state: int, *, present: bool) -> bool:
+        """Record the state; return True if the GPU is back, which means that it was reset.
+
+        A GPU that NVML cannot open (not `present`) is not back, even if nobody misses it any more (`OK`).
+        """
         back = self.state in ABSENT and state == OK
+        if back and not present:
+            return False
         self.state = state
         return back
 
@@ -184,13 +189,19 @@ class GpuRoster:
     def any_absent(self) -> bool:
         """True if NVML may find a GPU that it cannot open now after it is initialised again."""
         return any(state != OK for state, _ in self.absent.values()) or any(
-            each.state in ABSENT for each in self.history.gpus.values()
+            each.state in ABSENT and not self._is_unmissed(pci) for pci, each in self.history.gpus.items()
         )
 
     @property
     def all_well(self) -> bool:
         """True if every GPU that NVML lists is known and responds, and none is missing."""
-        return len(self.queries) >= self.count and all(g.state == OK for g in self.history.gpus.values())
+        return len(self.queries) >= self.count and all(
+            each.state == OK or self._is_unmissed(pci) for pci, each in self.history.gpus.items()
+        )
+
+    def _is_unmissed(self, pci: str) -> bool:
+        """Return True if a GPU is absent, but all expected GPUs are present."""
+        return self.absent.get(pci, (VANISHED, ""))[0] == OK
 
     def missing(self) -> tuple[int, str]:
         """Return how many GPUs are missing, as a number and as text."""
@@ -207,8 +218,7 @@ class GpuRoster:
             facts = [("uuid", gpu.uuid), ("name", gpu.name), ("serial", gpu.serial)]
             facts += [("persistence", persistence), ("mig", known.mig_word)]
         else:
-            gone = self.absent.get(pci, (VANISHED, ""))[0] == OK
-            facts = [] if gone else [("uuid", known.uuid)]
+            facts = [] if self._is_unmissed(pci) else [("uuid", known.uuid)]
         return tuple(fact for fact in facts if fact[1])
 
     def forget(self, request: Forgotten) -> None:

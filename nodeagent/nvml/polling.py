@@ -110,7 +110,7 @@ def sweep_gpu(
             state, why = _state(query, before)
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
-    if known.take_state(state):
+    if known.take_state(state, present=query is not None):
         reasons.append("the GPU is back")
     if "gpu_state" in due or state != before:
         yield GpuReading("gpu_state", state, why)

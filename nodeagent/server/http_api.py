@@ -41,6 +41,10 @@ class CannotListen(Exception):
     """The address is in use or not local; the message contains it."""
 
 
+class AddressTaken(CannotListen):
+    """A process that is no healthy agent holds the address; `HttpServer.start` may be called again."""
+
+
 class HttpServer:
     """Serves one application on one address, in a separate thread, until `stop`."""
 
@@ -49,20 +53,23 @@ class HttpServer:
         self._sockets: list[socket.socket] = []
         self._door = Door(MAX_IDLE, MAX_IDLE_S)
         app.middlewares.append(self._at_the_door)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._up = threading.Event()
         self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self.port = port  # the actual port after `start` has returned
+        self._thread: threading.Thread | None = None
+        self.port = port  # the actual port, once `start` has returned
 
-    def start(self) -> None:
-        """Start the server, and return when it listens. Raises CannotListen."""
+    def start(self, *, asks: bool = True) -> None:
+        """Return once the server listens. Raises CannotListen, AddressTaken. For `asks`, see `listening`."""
         try:
-            self._sockets = listening.listen(self._host, self._port)
+            self._sockets = listening.listen(self._host, self._port, asks=asks)
+        except listening.HeldByOther as error:
+            raise AddressTaken(f"{self._host}:{self._port}: {error}") from None
         except OSError as error:
-            self._loop.close()
             raise CannotListen(f"{self._host}:{self._port}: {error}") from None
         self.port = self._sockets[0].getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(self._loop,), name="http", daemon=True)
         self._thread.start()
         self._up.wait(START_S)
         if self._error is not None or not self._up.is_set():
@@ -74,26 +81,27 @@ class HttpServer:
         return f"{self._host}:{self.port}"
 
     def stop(self) -> None:
-        """Stop listening; requests in progress are cut off."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_S)
+        """Stop listening, if the server was started; requests in progress are cut off."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_S)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
         runner = web.AppRunner(self._app, access_log=None, keepalive_timeout=MAX_IDLE_S, shutdown_timeout=0)
         try:
             with ExitStack() as servers:
-                for each in self._loop.run_until_complete(self._serve(runner)):
+                for each in loop.run_until_complete(self._serve(runner, loop)):
                     servers.enter_context(closing(each))
                 self._up.set()
-                watching = self._loop.create_task(self._door.watch())
-                self._loop.run_forever()
+                watching = loop.create_task(self._door.watch())
+                loop.run_forever()
                 watching.cancel()
         except OSError as error:
             self._error = error
         finally:
-            self._loop.run_until_complete(runner.cleanup())
-            self._loop.close()
+            loop.run_until_complete(runner.cleanup())
+            loop.close()
             self._up.set()
 
     @web.middleware
@@ -101,14 +109,12 @@ class HttpServer:
         with self._door.answering(request.protocol):
             return await handler(request)
 
-    async def _serve(self, runner: web.AppRunner) -> list[asyncio.Server]:
+    async def _serve(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop) -> list[asyncio.Server]:
         await runner.setup()
         server = runner.server
         assert server is not None  # since `setup`
         made = self._door.guarded(server)
-        return [
-            await self._loop.create_server(made, sock=each, backlog=SERVER_BACKLOG) for each in self._sockets
-        ]
+        return [await loop.create_server(made, sock=each, backlog=SERVER_BACKLOG) for each in self._sockets]
 
 
 def probes(published: Callable[[], Published], now_s: Callable[[], float]) -> web.Application:

@@ -64,7 +64,7 @@ class Serving:
         first = self.process.stdout.readline()
         assert first.startswith("{"), first + self.process.stdout.read()
         self.first: dict[str, Any] = json.loads(first)
-        self.address = str(self.first["listen"])
+        self.address = str(self.first.get("listen", ""))
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://{self.address}{path}", timeout=PATIENCE_S) as answer:

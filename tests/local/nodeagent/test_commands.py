@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -308,6 +309,45 @@ def test_an_address_that_is_in_use_is_reported(tmp_path: Path, fake: Fake) -> No
         done = node("serve", "--listen", agent.address, "--state-dir", str(tmp_path / "two"))
         assert done.returncode == 2
         assert agent.address in done.stderr
+
+
+SQUATTER = """
+import os, socket
+if os.getuid() == 0:
+    os.setuid(65534)
+taken = socket.create_server(("127.0.0.1", 0))
+print(taken.getsockname()[1], flush=True)
+while True:
+    with taken.accept()[0] as one:
+        one.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n" + (b"ok\\n" if os.getuid() == 65534 else b""))
+"""
+
+
+def test_another_user_who_has_taken_the_port_does_not_keep_the_agent_from_watching(
+    tmp_path: Path, fake: Fake
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", SQUATTER], stdout=subprocess.PIPE, text=True) as squatter:
+        assert squatter.stdout is not None
+        taken = f"127.0.0.1:{int(squatter.stdout.readline())}"
+        try:
+            words = ("--listen", taken, "--probe-listen", "127.0.0.1:0")
+            with serving(tmp_path, fake, *words) as agent:
+                assert agent.process.stdout is not None
+                problem = json.loads(agent.process.stdout.readline())
+                assert problem["event"] == "listen_problem"
+                assert f"--listen {taken}: " in problem["why"]
+                fake.until(lambda s: s.event_sets > 0)
+                fake.xid(0, 79)
+                assert json.loads(agent.process.stdout.readline())["code"] == 79
+                squatter.kill()
+                lines = map(json.loads, agent.process.stdout)
+                listening = next(each for each in lines if each["event"] == "listening")
+                assert listening["listen"] == taken
+                agent.address = taken
+                agent.until(lambda health: not health["problems"])
+                agent.end()
+        finally:
+            squatter.kill()
 
 
 @pytest.fixture

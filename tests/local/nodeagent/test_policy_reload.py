@@ -56,6 +56,14 @@ def test_a_policy_file_is_followed_without_a_restart_and_a_bad_one_stops_no_agen
         found = agent.until(lambda health: bool(health["problems"]))
         assert (found["policy"], found["level"]) == (changed["policy"], "degraded")
         assert "holdfast_node_policy_rejected 1.0" in agent.get("/metrics")
+        switch("two")
+        agent.until(lambda health: not health["problems"])
+        (folder / "two" / "node.toml").write_text("")  # as by a full disk
+        found = agent.until(lambda health: bool(health["problems"]))
+        assert "it has become empty" in found["problems"][0]
+        assert (found["policy"], found["level"]) == (changed["policy"], "degraded")
+        switch("three")
+        agent.until(lambda health: "terrible" in "".join(health["problems"]))
         agent.end()
     with serving(state, fake, *words) as agent:
         found = agent.until(lambda health: bool(health["problems"]))

@@ -58,8 +58,9 @@ def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fa
         agent.end()
 
 
-def test_a_node_whose_xids_nobody_can_see_is_degraded(tmp_path: Path, fake: Fake) -> None:
-    fake.fail("nvmlEventSetCreate", 999)
+@pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
+def test_a_node_whose_xids_nobody_can_see_is_degraded(tmp_path: Path, fake: Fake, function: str) -> None:
+    fake.fail(function, 999)
     with serving(tmp_path / "state", fake) as agent:  # --kernel-log none
         assert agent.finding("sensor/xids", "xids_unseen")["level"] == "degraded"
         words = ("check", "--for", "0.5", "--state-dir", str(tmp_path / "none"), "--kernel-log", "none")

@@ -9,10 +9,10 @@ import pytest
 
 from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
-from nodeagent.nvml.events import MAX_FAILED, NvmlEvents
+from nodeagent.nvml.events import MAX_FAILED, REGISTER_S, NvmlEvents
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
 from tests.fakenvml import state
-from tests.fakenvml.inprocess import SetClock, faked
+from tests.fakenvml.inprocess import SetClock, bus, faked
 from tests.fakenvml.state import Fake
 
 pytestmark = pytest.mark.local
@@ -181,14 +181,80 @@ def test_a_wait_that_always_fails_is_reported(fake: Fake, sensor: NvmlEvents) ->
         sensor.read()
 
 
-def test_if_no_gpu_supports_events_the_sensor_waits_and_reports_nothing(
-    fake: Fake, sensor: NvmlEvents, pauses: list[float]
+@pytest.mark.parametrize("function", ["nvmlDeviceRegisterEvents", "nvmlDeviceGetHandleByIndex_v2"])
+def test_if_no_gpu_can_be_registered_the_sensor_is_blind_and_closes_the_driver(
+    fake: Fake, sensor: NvmlEvents, function: str
 ) -> None:
     sensor.close()
-    fake.fail("nvmlDeviceRegisterEvents", state.NOT_SUPPORTED)
+    fake.fail(function, state.NOT_SUPPORTED)
+    with pytest.raises(Unavailable, match="NVML reports the Xids of none of 8 GPUs") as caught:
+        sensor.open()
+    assert not caught.value.nothing_there
+    assert (fake.state.attached, fake.state.event_sets, sensor.left_out()) == (0, 0, ())
+    fake.release()
     sensor.open()
-    assert sensor.read() == []
-    assert pauses == [WAIT_S]
+    fake.xid(7, 79)
+    assert brief(sensor.read()) == [("xid", fake.entity(7), 79.0)]
+
+
+def test_gpus_that_report_no_xids_make_the_sensor_blind(fake: Fake, sensor: NvmlEvents) -> None:
+    sensor.close()
+    for number in range(8):
+        fake.gpu(number).supported_events &= ~state.XID
+    with pytest.raises(Unavailable, match=r"gpu/0000:1b:00\.0: its Xids are not reported: NOT_SUPPORTED"):
+        sensor.open()
+
+
+def test_a_gpu_that_cannot_be_registered_is_left_out(fake: Fake, sensor: NvmlEvents) -> None:
+    assert sensor.left_out() == ()
+    sensor.close()
+    fake.fail("nvmlDeviceRegisterEvents", state.NOT_SUPPORTED, gpu=2)
+    fake.fail("nvmlDeviceGetHandleByIndex_v2", state.UNKNOWN, gpu=3)
+    sensor.open()
+    fake.xid(1, 13)
+    assert brief(sensor.read()) == [("xid", fake.entity(1), 13.0)]
+    assert [(each.what, each.why) for each in sensor.left_out()] == [
+        (fake.entity(2), "its Xids are not reported: NOT_SUPPORTED"),
+        ("xid", "NVML cannot open 1 of 8 GPUs"),
+    ]
+
+
+@pytest.mark.parametrize(("code", "later"), [(state.UNKNOWN, 1), (state.NOT_SUPPORTED, 0)])
+def test_a_registration_that_failed_is_repeated_unless_the_gpu_does_not_support_it(
+    fake: Fake, tmp_path: Path, code: int, later: int
+) -> None:
+    clock = SetClock()
+    sensor = NvmlEvents(NvmlDriver(tmp_path), clock)
+    fake.fail("nvmlDeviceRegisterEvents", code, gpu=2)
+    sensor.open()
+    fake.release()
+    for after_s, registered in ((REGISTER_S - 1, 0), (1, later)):
+        clock.at_s += after_s
+        fake.xid(1, 13)  # ends the wait
+        sensor.read()
+        assert len(sensor.left_out()) == 1 - registered
+    fake.xid(2, 79)
+    fake.xid(1, 13)
+    assert (("xid", fake.entity(2), 79.0) in brief(sensor.read())) == bool(later)
+    sensor.close()
+
+
+@pytest.mark.parametrize("has_gpus", [True, False])
+def test_a_driver_that_lists_no_gpu_is_blind_only_if_it_has_claimed_one(
+    tmp_path: Path, has_gpus: bool
+) -> None:
+    pauses: list[float] = []
+    with faked(tmp_path / "nvml", gpus=1) as fake:
+        sysfs = bus(tmp_path / "sys", fake) if has_gpus else tmp_path
+        fake.vanish(0)
+        sensor = NvmlEvents(NvmlDriver(sysfs, devices=tmp_path / "none"), SetClock(), pauses.append)
+        if has_gpus:
+            with pytest.raises(Unavailable, match="NVML lists no GPU"):
+                sensor.open()
+        else:
+            sensor.open()
+            assert (sensor.read(), pauses) == ([], [WAIT_S])
+        sensor.close()
 
 
 def test_without_event_sets_the_sensor_is_unavailable_and_closes_the_driver(

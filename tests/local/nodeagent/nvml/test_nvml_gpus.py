@@ -148,7 +148,17 @@ def test_gpus_that_were_removed_on_purpose_are_forgotten_at_an_operators_word(ro
         seen = room.read()
         assert told(seen, "gpu_count") == [("node", 0)]
         assert (old, OK) in told(seen, "gpu_state")
+        assert told(seen, "gpu_reset") == [], "an absent GPU was not reset"
         room.restart()
+    room.read(2 * RENEW_S)
+    assert room.fake.state.attached == 1, "nobody searches for it"
+    room.fake.restore(3)
+    assert told(room.read(), "gpu_reset") == [(old, 0)]
+    assert told(room.read(), "gpu_reset") == []
+    room.fake.vanish(3)
+    room.read()
+    room.forgets.add(Forgotten("gpus"))
+    room.read()
     room.fake.vanish(2)
     assert room.values()["gpu_count"] == 1  # the request takes effect once
 

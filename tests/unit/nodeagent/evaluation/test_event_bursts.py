@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from nodeagent.evaluation.bursts import GAP_S, MAX_BURSTS, Burst, EventBursts, join_burst, union_bursts
+from nodeagent.evaluation.bursts import (
+    GAP_S,
+    MAX_BURSTS,
+    Burst,
+    EventBursts,
+    join_burst,
+    union_bursts,
+    window_start_s,
+)
 from nodeagent.evaluation.events import all_overridden, driver_verdict, sends_verdict
 from nodeagent.model import Action, Level
 from tests.unit.nodeagent.evaluation.world import POLICY, REBOOT, RESET, meaning, xid
@@ -32,6 +40,21 @@ def test_bursts_within_three_minutes_of_each_other_are_one(
     assert GAP_S == 180
     assert join_burst(spans, new) == expected
     assert union_bursts([spans, [new]]) == union_bursts([[new], spans]) == expected
+
+
+@pytest.mark.parametrize(
+    ("off", "expected"),
+    [
+        ([], 900),
+        ([(100, 200), (1000, 1100)], 900),  # both are outside
+        ([(950, 990)], 860),
+        ([(100, 950)], 50),  # it had run for 50 s since the boot
+        ([(800, 840), (845, 920)], 785),  # the first is in the window because of the second
+        ([(990, 2000)], 890),
+    ],
+)
+def test_the_time_while_the_node_was_off_extends_a_window(off: list[Burst], expected: float) -> None:
+    assert window_start_s(900, 1000, off) == expected
 
 
 def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> None:

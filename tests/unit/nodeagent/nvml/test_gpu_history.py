@@ -5,7 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.nvml import gpu_roster
+from nodeagent.nvml import gpu_roster, polling
+from nodeagent.nvml.driver import NvmlSession
 from nodeagent.nvml.gpu_roster import GpuHistory, NodeGpus
 from nodeagent.sensing.counter_sum import CounterSum
 
@@ -56,11 +57,20 @@ def test_malformed_history_is_ignored(raw: object) -> None:
 
 def test_a_gpu_is_back_only_if_it_was_missing() -> None:
     gpu = GpuHistory("a")
-    assert not gpu.take_state(gpu_roster.UNREADABLE)
-    assert not gpu.take_state(gpu_roster.OK)
-    assert not gpu.take_state(gpu_roster.LOST)
-    assert not gpu.take_state(gpu_roster.VANISHED)
-    assert gpu.take_state(gpu_roster.OK)
+    assert not gpu.take_state(gpu_roster.UNREADABLE, present=True)
+    assert not gpu.take_state(gpu_roster.OK, present=True)
+    assert not gpu.take_state(gpu_roster.LOST, present=True)
+    assert not gpu.take_state(gpu_roster.VANISHED, present=False)
+    assert gpu.take_state(gpu_roster.OK, present=True)
+
+
+def test_a_missing_gpu_that_nobody_misses_any_more_is_not_back() -> None:
+    gpu = GpuHistory("a", state=gpu_roster.VANISHED)
+    unmissed = gpu_roster.OK, "absent, but all 7 expected GPUs are present"
+    for _ in range(2):
+        seen = polling.sweep_gpu(None, gpu, frozenset({"gpu_state"}), unmissed, NvmlSession(1))
+        assert [(each.check, each.value) for each in seen] == [("gpu_state", gpu_roster.OK)]
+    assert gpu.take_state(gpu_roster.OK, present=True), "it is back once NVML has it open"
 
 
 def test_memory_of_an_agent_that_did_not_know_mig_is_of_the_mode_without_it() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,6 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from nodeagent.server import http_api, listening
 from nodeagent.server.http_api import CannotListen, HttpServer
+from nodeagent.server.listening import HeldByOther
+from nodeagent.server.retrying import RetryingServer
 from tests.unit.nodeagent.server.test_http_api import Shown
 
 
@@ -108,7 +112,7 @@ def test_a_listener_for_probes_serves_nothing_else() -> None:
         server.stop()
 
 
-def answered(listener: socket.socket) -> None:
+def answered(listener: socket.socket, body: bytes = b"ok\n") -> None:
     """Answer all connections in a thread, as a living agent does."""
 
     def answer() -> None:
@@ -117,7 +121,7 @@ def answered(listener: socket.socket) -> None:
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(1000)
-                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + body)
 
     threading.Thread(target=answer, daemon=True).start()
 
@@ -134,10 +138,74 @@ def test_an_address_whose_process_does_not_answer_is_taken_over() -> None:
         answered(third)
         for _ in range(30):  # by chance, a third of them would reach each socket
             assert b"200 OK" in asked(opened.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match="in use") as caught:
             listening.listen("127.0.0.1", port)
+        assert not isinstance(caught.value, HeldByOther)
 
 
 def test_an_address_of_a_foreign_process_is_never_shared() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(OSError, match="in use"):
+    with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(HeldByOther, match="in use"):
         listening.listen("127.0.0.1", foreign.getsockname()[1], 0.05)
+
+
+@pytest.mark.parametrize(
+    ("body", "owners", "refused"),
+    [
+        (b"ok\n", {os.geteuid()}, True),
+        (b"ok\n", {0}, True),
+        (b"ok\n", set(), True),  # unknown
+        (b"ok\n", {os.geteuid(), 65533}, False),
+        (b"no cycle for 20 s\n", {os.geteuid()}, False),
+        (b"", {os.geteuid()}, False),
+    ],
+)
+def test_only_a_healthy_agent_of_this_user_or_of_root_keeps_an_agent_from_starting(
+    body: bytes, owners: set[int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_owners", lambda _: owners)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answered(other, body)
+        with pytest.raises(OSError, match="in use") as caught:
+            listening.listen("127.0.0.1", other.getsockname()[1])
+    assert isinstance(caught.value, HeldByOther) is not refused
+
+
+def test_the_owner_of_a_port_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as four, socket.create_server(("", 0)) as other:
+        assert listening._owners(four.getsockname()[1]) == {os.geteuid()}
+        port = other.getsockname()[1]
+    assert listening._owners(port) == set()
+
+
+def test_a_server_whose_address_is_taken_listens_once_it_is_free() -> None:
+    notes: list[Mapping[str, Any]] = []
+    noted = threading.Event()
+
+    def note(each: Mapping[str, Any]) -> None:
+        notes.append(each)
+        noted.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answered(other, b"something else")
+        port = other.getsockname()[1]
+        server = RetryingServer("--probe-listen", made(port), note, retry_s=0.02)
+        server.start()
+        assert f"--probe-listen 127.0.0.1:{port}: " in server.problem
+        assert "Address already in use; the agent runs without it" in server.problem
+        assert (server.address, noted.wait(0.1)) == ("", False)
+        other.shutdown(socket.SHUT_RDWR)
+    assert noted.wait(10)
+    assert (server.problem, server.address) == ("", f"127.0.0.1:{port}")
+    assert notes == [{"event": "listening", "probe_listen": server.address}]
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        assert b"200 OK" in asked(connection)
+    server.stop()
+
+
+def test_a_server_that_never_listened_can_be_stopped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answered(other, b"")
+        server = RetryingServer("--listen", made(other.getsockname()[1]), lambda _: None, retry_s=30.0)
+        server.start()
+        server.stop()
+    assert not server._thread.is_alive()

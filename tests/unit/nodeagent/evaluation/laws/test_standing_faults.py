@@ -8,7 +8,9 @@ from itertools import permutations
 import pytest
 
 from nodeagent.evaluation import growth
+from nodeagent.evaluation.bursts import MAX_BURSTS
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
@@ -53,6 +55,29 @@ def test_a_further_fault_outside_the_window_does_not_end_what_its_recurrence_has
     seen = [xid(79, 0.0), xid(79, DAY_S), mark("boot", 2 * DAY_S), xid(79, 20 * DAY_S)]
     [found] = shown(*seen, mark("boot", 21 * DAY_S), now_s=22 * DAY_S)
     assert (found.level, found.action, found.since_s) == (*REPLACE, 0.0)
+
+
+def booted(last_s: float, at_s: float) -> Observation:
+    return Observation(at_s, "boot", "node", "agent", facts=((LAST_SEEN, repr(last_s)),))
+
+
+@pytest.mark.parametrize("off_s", [120.0, 8 * DAY_S, 400 * DAY_S])
+def test_a_wall_clock_that_is_ahead_at_a_boot_hides_no_recurrence(off_s: float) -> None:
+    made, boot_s = Evaluator(shipped(), 575), 60.0 + off_s
+    shown(xid(79, 0.0), booted(60.0, boot_s), now_s=boot_s + 1, made=made)
+    made.forget(boot_s + HOUR_S - FORGET_S)
+    [found] = shown(xid(79, boot_s + DAY_S), now_s=boot_s + DAY_S + 1, made=made)
+    assert (found.level, found.action) == REPLACE
+    made.add(mark("replaced", boot_s + DAY_S + 10))
+    made.forget(boot_s + 40 * DAY_S - FORGET_S)
+    assert not [row for row in made.dump()["events"] if row[1] == "xid"], "time while it runs counts"
+
+
+def test_the_time_between_very_many_boots_is_no_time_off() -> None:
+    boots = [booted(HOUR_S * n + 590, HOUR_S * n + 600) for n in range(2 * MAX_BURSTS)]
+    again_s = HOUR_S * len(boots) + 2 * DAY_S
+    assert 7.2 * DAY_S < again_s < 8 * DAY_S
+    assert said(xid(79, HOUR_S / 2), *boots, xid(79, again_s), now_s=again_s + 1) == REBOOT
 
 
 def test_recurrence_that_asks_for_a_reboot_ends_with_it_and_not_with_a_reset() -> None:
