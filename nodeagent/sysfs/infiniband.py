@@ -1,6 +1,7 @@
 """Checks of the ports of InfiniBand and RoCE adapters: number, state and rate, and their error counters.
 
-A port is expected to be up if an operator requires it, if it was up before, or if a similar port is up.
+A port is expected to be up if an operator requires it, or if it was up before. If only a similar port is up,
+it may never have had a cable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
 from nodeagent.sysfs.pci import nearest_device, pci_address
 from nodeagent.sysfs.port_roster import PortPlace, PortRoster, hidden_adapters
 
-UP, DOWN, SLOW = 0.0, 1.0, 2.0
+UP, DOWN, SLOW, UNUSED, NOT_EXPECTED = 0.0, 1.0, 2.0, 3.0, 4.0  # the states of the check `ib_port`
 ACTIVE = 4  # rdma/ib_verbs.h: IB_PORT_ACTIVE
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 _STATE = re.compile(r"(\d{1,3}):")
@@ -116,6 +117,7 @@ def judge_ports(
     best_gbps: Mapping[str, float],
     expected: ExpectedPorts,
     hidden: int = 0,
+    accepted: Container[str] = (),
 ) -> list[tuple[IbPortState, float, str]]:
     """Return the state of each port that can be judged, with the reason.
 
@@ -126,6 +128,7 @@ def judge_ports(
         best_gbps: The best rate of each port that has been up before, by `IbPort.key`.
         expected: An operator's expectations, which take precedence over earlier states.
         hidden: The number of ports that other network namespaces have.
+        accepted: The keys of the ports that an operator expects no longer.
     """
     active = [each for each in ports if each.is_active]
     peers = {each.place.alike for each in active}
@@ -135,12 +138,14 @@ def judge_ports(
         if each.is_active:
             found.append((each, *_rated(each, best_gbps.get(key), expected.rate_gbps)))
         elif expected.ports is not None:
-            if len(active) + hidden < expected.ports:
-                found.append((each, DOWN, f"{len(active)} of {expected.ports} expected ports are up"))
+            state = DOWN if len(active) + hidden < expected.ports else NOT_EXPECTED
+            found.append((each, state, f"{len(active)} of {expected.ports} expected ports are up"))
         elif key in best_gbps:
             found.append((each, DOWN, "it was up before"))
+        elif key in accepted:
+            found.append((each, NOT_EXPECTED, "an operator had it forgotten"))
         elif each.place.alike in peers:
-            found.append((each, DOWN, "a similar port is up"))
+            found.append((each, UNUSED, "a similar port is up"))
     return found
 
 
@@ -261,7 +266,8 @@ class InfiniBandPorts:
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
         ports = [port for place in found if (port := _port_state(place)) is not None]
         self._best_gbps = best_rates(self._best_gbps, ports, MAX_REMEMBERED)
-        judged = judge_ports(ports, self._best_gbps, self._expected, self._hidden)
+        self.roster.end_acceptance(each.place.key for each in ports if each.is_active)
+        judged = judge_ports(ports, self._best_gbps, self._expected, self._hidden, self.roster.accepted)
         yield from self._gone(found, ports, {port.place.entity for port, state, _ in judged if state == DOWN})
         for port, state, why in judged:
             yield Reading("ib_port", port.place.entity, state, "; ".join(filter(None, (port.words, why))))

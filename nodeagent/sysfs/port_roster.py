@@ -44,7 +44,7 @@ class PortRoster:
 
     def __init__(self, remembered: object) -> None:
         """Take what `remembered` returned before a restart; it may be corrupt."""
-        self._most, self._places = _restored(remembered)
+        self._most, self._places, self._accepted = _restored(remembered)
         self._last: Container[str] = ()  # the ports of the last listing that had been up
         self.listed_s = float("-inf")  # when the last listing was made that was learned
 
@@ -106,6 +106,16 @@ class PortRoster:
         keys, devices = {key for key, _ in listed}, {pci for _, pci in listed}
         return [each for key, each in self._places.items() if key not in keys and each.pci not in devices]
 
+    @property
+    def accepted(self) -> Container[str]:
+        """The keys of the ports that may be inactive, because an operator had them forgotten."""
+        return self._accepted
+
+    def end_acceptance(self, active: Iterable[str]) -> None:
+        """Note that ports are up, so that they are accepted only as such."""
+        for key in active:
+            self._accepted.pop(key, None)
+
     def forget(self, entity: str, listed: Iterable[str]) -> set[str]:
         """Expect the ports under a name no longer, until they are up again; all if `entity` is empty.
 
@@ -115,6 +125,7 @@ class PortRoster:
         Returns:
             The keys of the ports that were listed or expected under this name.
         """
+        self._accepted = dict.fromkeys([*self._accepted, *listed][-MAX_REMEMBERED:])
         ended = {*listed, *(key for key, each in self._places.items() if entity in ("", each.entity))}
         kept = {key: each for key, each in self._places.items() if key not in ended}
         self._most = max(0, self._most - len(self._places) + len(kept)) if entity else 0
@@ -124,7 +135,7 @@ class PortRoster:
     def remembered(self) -> dict[str, Any]:
         """Return the state that must outlive the process, as JSON."""
         places = {key: [each.entity, each.pci] for key, each in self._places.items()}
-        return {"most": self._most, "places": places}
+        return {"most": self._most, "places": places, "accepted": list(self._accepted)}
 
 
 def hidden_adapters(root: str, devices: Container[str]) -> int:
@@ -150,8 +161,8 @@ def _named(places: Collection[PortPlace]) -> str:
     return ", ".join([*named, "..."] if len(places) > MAX_NAMED else named)
 
 
-def _restored(raw: object) -> tuple[int, dict[str, PortPlace]]:
-    """Return the remembered number and places; `raw` may be corrupt."""
+def _restored(raw: object) -> tuple[int, dict[str, PortPlace], dict[str, None]]:
+    """Return the remembered number, places and accepted ports; `raw` may be corrupt."""
     fields = raw if isinstance(raw, dict) else {}
     found = {}
     places = fields.get("places")
@@ -160,5 +171,10 @@ def _restored(raw: object) -> tuple[int, dict[str, PortPlace]]:
             entity, pci = each
             if isinstance(entity, str) and isinstance(pci, str) and pci.isprintable() and pci_address(pci):
                 found[key] = PortPlace(entity[:MAX_TEXT], pci)
-    most = fields.get("most")
-    return min(most, len(found)) if type(most) is int and most > 0 else 0, found
+    most, accepted = fields.get("most"), fields.get("accepted")
+    names = accepted[-MAX_REMEMBERED:] if isinstance(accepted, list) else []
+    return (
+        min(most, len(found)) if type(most) is int and most > 0 else 0,
+        found,
+        {each: None for each in names if isinstance(each, str)},
+    )

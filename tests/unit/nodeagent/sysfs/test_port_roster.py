@@ -250,6 +250,14 @@ def test_ports_of_virtual_functions_and_of_virtual_devices_come_and_go(node: Nod
     assert not node.run()
 
 
+def test_ports_that_never_were_up_do_not_replace_those_that_were(node: Node) -> None:
+    node.plug("mlx5_8", SPARE, "1: DOWN")
+    node.run(2 * LIST_S)
+    node.unplug(7)
+    node.restart()
+    assert node.run() >= MISSING
+
+
 # -- an operator's number
 
 
@@ -284,3 +292,27 @@ def test_ports_in_containers_are_neither_missing_nor_called_present(node: Node, 
     assert [each.what for each in node.sensor.left_out()] == ["ib_port"]
     node.unplug(6)
     assert node.run() >= MISSING
+
+
+# -- a port without a cable
+
+
+def test_a_port_that_never_had_a_cable_is_at_most_degraded_until_an_operator_accepts_it(node: Node) -> None:
+    port = "port/mlx5_8/1"
+    node.plug("mlx5_8", SPARE, "1: DOWN")
+    assert node.run() == {("ib_port", port, Level.DEGRADED)}
+    node.forget(port)
+    assert not node.run()
+    node.restart()
+    assert not node.run()
+    node.tree.write("class/infiniband/mlx5_8/ports/1/state", "4: ACTIVE")
+    node.run(10.0)
+    node.tree.write("class/infiniband/mlx5_8/ports/1/state", "1: DOWN")
+    assert node.run() == {("ib_port", port, Level.UNHEALTHY)}, "it was up since"
+
+
+def test_an_operators_number_ends_the_finding_about_a_port_that_is_not_needed(node: Node) -> None:
+    node.tree.write("class/infiniband/mlx5_7/ports/1/state", "1: DOWN")
+    assert node.run() == {("ib_port", "port/mlx5_7/1", Level.UNHEALTHY)}
+    node.restart(ExpectedPorts(ports=7))
+    assert not node.run()

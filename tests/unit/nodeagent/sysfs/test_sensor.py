@@ -63,14 +63,14 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
         {"port_gbps": 5, "link_widths": [], "net_up": "x"},
         {"net_up": {"a": 1}},
         {"known_ports": {"a": ["k", 5, True], "b": "x"}, "device_counts": {"m": "two"}, "known_devices": [1]},
-        {"port_roster": {"most": 8, "places": {"a": ["e", "x"], "b": [1, 2], "c": 5}}},
-        {"port_roster": {"most": "8", "places": {"a": ["e", "/\0/0000:3b:00.0"]}}},
+        {"port_roster": {"most": 8, "places": {"a": ["e", "x"], "b": [1, 2], "c": 5}, "accepted": [7]}},
+        {"port_roster": {"most": "8", "places": {"a": ["e", "/\0/0000:3b:00.0"]}, "accepted": "x"}},
     ],
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {
         "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgets_done": 0,
-        "boot_id": "boot", "port_roster": {"most": 0, "places": {}},
+        "boot_id": "boot", "port_roster": {"most": 0, "places": {}, "accepted": []},
         "known_devices": {}, "known_ports": {}, "known_interfaces": {}, "device_counts": {},
     }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
