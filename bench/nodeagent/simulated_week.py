@@ -74,6 +74,8 @@ def observations(policy: HealthPolicy, until_s: float) -> Iterator[Observation]:
 
 
 def _of(name: str) -> list[str]:
+    if name == "ib_port_count":
+        return ENTITIES["node"]
     if name.startswith(("ib_", "port_", "roce_", "local_ack")):
         return ENTITIES["port"]
     if name.startswith("net_"):

@@ -6,7 +6,7 @@ import argparse
 import errno
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.polling import NvmlPolling
 from nodeagent.policy import kernel_lines, loading
-from nodeagent.policy.rules import HealthPolicy, RuleKind
+from nodeagent.policy.rules import HealthPolicy, Rule, RuleKind
 from nodeagent.policy.validation import BadPolicy
 from nodeagent.sensing import clock as clocks
 from nodeagent.sensing.baselines import ForgetRequests
@@ -101,7 +101,8 @@ def assemble(
         keeps: True if this process saves the state; otherwise it only reads it.
         trusting: True to accept kernel lines from user space, for tests.
         quick_s: The duration of a short run; None for an indefinite one. In a short run, counters are read
-            often enough for a rate, and a single sample with fewer GPUs than `options` requires is a finding.
+            often enough for a rate, and a single sample with fewer GPUs or InfiniBand ports than `options`
+            requires is a finding.
 
     Raises:
         BadInput: the policy (unless `keeps`) or the folder of the saved state cannot be used. The message has
@@ -111,7 +112,10 @@ def assemble(
     state, policy_file, hangs = loaded.state, loaded.policy_file, loaded.hung is not None
     chosen = load_policy(options.policy) if policy_file is None else policy_file.current.policy
     if quick_s is not None:
-        chosen = policy_for_short_look(chosen, quick_s, promised=options.gpus is not None)
+        promised = {"gpu_count": options.gpus, "ib_port_count": options.ib_ports}
+        chosen = policy_for_short_look(
+            chosen, quick_s, promised={each for each, count in promised.items() if count is not None}
+        )
     clock = clocks.begin(state.anchor, state.last_s)
     driver = NvmlDriver(options.sys)
     lines = LinePatterns(
@@ -146,19 +150,24 @@ def _identity(options: argparse.Namespace) -> Mapping[str, str]:
     return identity.of_node(options.node_name, options.provider_id, machine_id)
 
 
-def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: bool) -> HealthPolicy:
+def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: Container[str]) -> HealthPolicy:
     """Return the policy for a run of `look_s`: counters are read more often, and limits stay the same.
 
-    If an operator has given the number of GPUs, one sample with fewer is enough for a finding.
+    One sample is enough for a finding of the `promised` checks, whose number an operator has given.
     """
     rules = dict(chosen.rules)
     for name, rule in chosen.rules.items():
         if rule.kind is RuleKind.RATE and rule.period_s:
             rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
-    count = rules["gpu_count"]
-    if promised and count.unhealthy is not None:
-        rules["gpu_count"] = replace(count, unhealthy=replace(count.unhealthy, need=1, of=1))
+        if name in promised:
+            rules[name] = _at_once(rule)
     return replace(chosen, rules=rules)
+
+
+def _at_once(rule: Rule) -> Rule:
+    bound = rule.unhealthy and replace(rule.unhealthy, need=1, of=1)
+    states = {value: replace(state, for_s=0.0) for value, state in rule.states.items()}
+    return replace(rule, unhealthy=bound, states=states)
 
 
 def _pause_s(look_s: float) -> float:

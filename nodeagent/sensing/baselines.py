@@ -25,7 +25,7 @@ BASELINES: Mapping[str, str] = MappingProxyType(
         GPUS: "how many GPUs the node had",
         NVLINKS: "which NVLinks of each GPU were up",
         WIDTHS: "the greatest width of each PCIe link",
-        PORTS: "which InfiniBand ports were up, and their best rates",
+        PORTS: "which InfiniBand ports the node had and were up, and their best rates",
         INTERFACES: "which network interfaces were up",
     }
 )

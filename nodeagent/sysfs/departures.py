@@ -47,6 +47,7 @@ class KnownHardware:
         """Take what `remembered` returned before a restart; it may be corrupt."""
         self._known: dict[str, Hardware] = _known(remembered)
         self._absent: set[str] = set()  # entities that the last listing did not have
+        self._forgotten: set[str] = set()  # entities that an operator has had forgotten
         self._listed_s = float("-inf")
 
     def mark_down(self, entity: str) -> None:
@@ -54,10 +55,14 @@ class KnownHardware:
         if entity in self._known:
             self._known[entity] = replace(self._known[entity], is_down=True)
 
+    def forget(self, entity: str) -> None:
+        """Have hardware reported as gone unless it is present; all of it if `entity` is empty."""
+        self._forgotten |= {name for name in self._known if entity in ("", name)}
+
     def gone(
         self, present: Mapping[str, Hardware], listed_s: float, has_moved: Callable[[Hardware], bool]
     ) -> list[Reading]:
-        """Note what is present, and return a reading for each entity that has moved.
+        """Note what is present, and return a reading for each entity that has moved or was forgotten.
 
         A listing may miss something that is being renamed, so an entity counts as absent only after two
         listings in a row without it. If other hardware has taken its name, it counts as absent at once.
@@ -72,13 +77,20 @@ class KnownHardware:
             absent = self._known.keys() - present.keys()
             left |= absent & self._absent
             self._absent, self._listed_s = absent, listed_s
-        moved = [name for name in sorted(left) if has_moved(self._known[name])]
-        for name in moved:
+        forgotten = (self._forgotten & self._known.keys()) - present.keys()
+        whys = {
+            name: "it has another name or belongs to a container"
+            for name in left - forgotten
+            if has_moved(self._known[name])
+        }
+        whys |= dict.fromkeys(forgotten, "an operator had it forgotten")
+        for name in whys:
             del self._known[name]
-        self._absent -= set(moved)
+        self._absent -= whys.keys()
+        self._forgotten.clear()
         for name, each in present.items():
             self._renew(name, each)
-        return [Reading(GONE, name, 1.0, "it has another name or belongs to a container") for name in moved]
+        return [Reading(GONE, name, 1.0, why) for name, why in sorted(whys.items())]
 
     def remembered(self) -> dict[str, Any]:
         """Return the state that must outlive the process, as JSON."""

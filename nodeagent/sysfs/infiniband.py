@@ -1,6 +1,7 @@
-"""Checks of the ports of InfiniBand and RoCE adapters: their state and rate, and their error counters.
+"""Checks of the ports of InfiniBand and RoCE adapters: number, state and rate, and their error counters.
 
-A port is expected to be up if an operator requires it, if it was up before, or if a similar port is up.
+A port is expected to be up if an operator requires it, or if it was up before. If only a similar port is up,
+it may never have had a cable.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.model import NODE
 from nodeagent.sensing.counter_sum import CounterSum
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import exists, list_names, parse_number, parse_text, try_read
 from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
-from nodeagent.sysfs.pci import nearest_address, pci_address
+from nodeagent.sysfs.pci import nearest_device, pci_address
+from nodeagent.sysfs.port_roster import PortPlace, PortRoster, hidden_adapters
 
-UP, DOWN, SLOW = 0.0, 1.0, 2.0
+UP, DOWN, SLOW, UNUSED, NOT_EXPECTED = 0.0, 1.0, 2.0, 3.0, 4.0  # the states of the check `ib_port`
 ACTIVE = 4  # rdma/ib_verbs.h: IB_PORT_ACTIVE
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 _STATE = re.compile(r"(\d{1,3}):")
@@ -50,7 +53,7 @@ class IbPort:
     device: str  # mlx5_0
     port: str
     path: str
-    pci: str  # path of the adapter's PCI device; "" if it has none
+    pci: str  # path of the adapter's PCI device, or of its virtual device below one; "" if it has none
     key: str  # identifies the remembered port: the adapter's GUID, because names change
     model: str
     layer: str  # InfiniBand, Ethernet
@@ -90,7 +93,7 @@ class IbPortState:
 class ExpectedPorts:
     """An operator's expectations; None: expect the state seen before."""
 
-    ports: int | None = None  # the number of ports that should be up
+    ports: int | None = None  # the number of ports that must be up
     rate_gbps: float | None = None
 
 
@@ -110,7 +113,11 @@ def parse_rate_gbps(rate: str) -> float | None:
 
 
 def judge_ports(
-    ports: Sequence[IbPortState], best_gbps: Mapping[str, float], expected: ExpectedPorts
+    ports: Sequence[IbPortState],
+    best_gbps: Mapping[str, float],
+    expected: ExpectedPorts,
+    hidden: int = 0,
+    accepted: Container[str] = (),
 ) -> list[tuple[IbPortState, float, str]]:
     """Return the state of each port that can be judged, with the reason.
 
@@ -120,33 +127,26 @@ def judge_ports(
         ports: All ports of the node.
         best_gbps: The best rate of each port that has been up before, by `IbPort.key`.
         expected: An operator's expectations, which take precedence over earlier states.
+        hidden: The number of ports that other network namespaces have.
+        accepted: The keys of the ports that an operator expects no longer.
     """
     active = [each for each in ports if each.is_active]
-    enough = expected.ports is not None and len(active) >= expected.ports
     peers = {each.place.alike for each in active}
     found = []
     for each in ports:
+        key = each.place.key
         if each.is_active:
-            found.append((each, *_rated(each, best_gbps.get(each.place.key), expected.rate_gbps)))
-        elif why := _why_expected(each, peers, best_gbps, expected, enough, len(active)):
-            found.append((each, DOWN, why))
+            found.append((each, *_rated(each, best_gbps.get(key), expected.rate_gbps)))
+        elif expected.ports is not None:
+            state = DOWN if len(active) + hidden < expected.ports else NOT_EXPECTED
+            found.append((each, state, f"{len(active)} of {expected.ports} expected ports are up"))
+        elif key in best_gbps:
+            found.append((each, DOWN, "it was up before"))
+        elif key in accepted:
+            found.append((each, NOT_EXPECTED, "an operator had it forgotten"))
+        elif each.place.alike in peers:
+            found.append((each, UNUSED, "a similar port is up"))
     return found
-
-
-def _why_expected(
-    port: IbPortState,
-    peers: Iterable[tuple[str, str, str, str]],
-    best_gbps: Mapping[str, float],
-    expected: ExpectedPorts,
-    enough: bool,
-    active: int,
-) -> str:
-    """Return the reason why an inactive port should be active; "" if there is none."""
-    if expected.ports is not None:
-        return "" if enough else f"{active} of {expected.ports} expected ports are up"
-    if port.place.key in best_gbps:
-        return "it was up before"
-    return "a similar port is up" if port.place.alike in peers else ""
 
 
 def _rated(port: IbPortState, seen: float | None, wanted: float | None) -> tuple[float, str]:
@@ -169,7 +169,7 @@ def best_rates(before: Mapping[str, float], ports: Iterable[IbPortState], most: 
 class InfiniBandPorts:
     """Checks the ports of one sysfs."""
 
-    checks = frozenset({"ib_port", *COUNTERS})
+    checks = frozenset({"ib_port", "ib_port_count", *COUNTERS})
 
     def __init__(
         self,
@@ -178,11 +178,15 @@ class InfiniBandPorts:
         remembered: Mapping[Any, Any],
         counts: Mapping[Any, Any],
         known: object = None,
+        roster: object = None,
     ) -> None:
-        """Take what `remembered`, `remembered_counts` and `known.remembered` returned before a restart."""
+        """Take what the methods and attributes named `remembered` returned before a restart."""
         self.known = KnownHardware(known)
-        self._listing = CachedList(lambda: list_ports(root))
+        self.roster = PortRoster(roster)
+        self._root = root
+        self._listing = CachedList(self._listed)
         self._expected = expected
+        self._hidden = 0  # adapters whose ports belong to other network namespaces
         self._best_gbps = _remembered_rates(remembered)
         self._sums = _remembered_sums(counts)  # by port and check; a sum is kept while its port is absent
         self._seen: dict[str, IbPort] = {}  # by entity, since this process started
@@ -192,13 +196,20 @@ class InfiniBandPorts:
         readings: list[Reading] = []
         if "ib_port" in due:
             readings += self._states(found)
+        if self.roster.listed_s != self._listing.listed_s:
+            self.roster.learn(self._places(found), self._listing.listed_s)
+        if "ib_port_count" in due:
+            readings += self._count_ports(found)
         for place in found:
             readings += self._counts(place, due)
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing, because a node without such ports does not miss any check."""
-        return ()
+        """Return the ports that cannot be seen. A node without any ports does not miss any check."""
+        if not self._hidden:
+            return ()
+        why = f"{self._hidden} adapters belong to other network namespaces, so their ports are not visible"
+        return (Omission("ib_port", why),)
 
     def remembered(self) -> dict[str, Any]:
         """Return the best rate of each port that was up, as JSON."""
@@ -214,15 +225,49 @@ class InfiniBandPorts:
             each.rebase()
 
     def forget(self, entity: str) -> None:
-        """Forget that a port was up, and its best rate; if `entity` is empty, do so for all ports."""
-        keys = {each.key for each in (*self._listing.last, *self._seen.values()) if each.entity == entity}
+        """Forget that a port was up, and its best rate; if `entity` is empty, do so for all ports.
+
+        A port that is no longer listed is then reported as gone.
+        """
+        now = self._listing.last or self._listed()
+        keys = self.roster.forget(entity, [each.key for each in now if entity in ("", each.entity)])
+        keys |= {each.key for each in self._seen.values() if each.entity == entity}
+        self.known.forget(entity)
         self._best_gbps = {key: each for key, each in self._best_gbps.items() if entity and key not in keys}
         self._seen = {name: each for name, each in self._seen.items() if entity and name != entity}
+
+    def _listed(self) -> tuple[IbPort, ...]:
+        found = list_ports(self._root)
+        fewer = self._expected.ports is not None and len(found) < self._expected.ports
+        self._hidden = hidden_adapters(self._root, {each.pci for each in found}) if fewer else 0
+        return found
+
+    def _places(self, found: Iterable[IbPort]) -> dict[str, PortPlace]:
+        """Return the ports that have been up, by key.
+
+        They do not include ports of virtual devices below a PCI device, which come and go.
+        """
+        return {
+            each.key: PortPlace(each.entity, each.pci)
+            for each in found
+            if each.key in self._best_gbps and each.has_guid and pci_address(each.pci)
+        }
+
+    def _count_ports(self, found: Sequence[IbPort]) -> list[Reading]:
+        if len(found) >= MAX_PORTS:
+            return []  # there may be more
+        listed = [(each.key, each.pci) for each in found if exists(each.path)]
+        if self._expected.ports is None:
+            judged: tuple[float, str] | None = self.roster.judge(listed, self._best_gbps)
+        else:
+            judged = self.roster.judge_number(self._expected.ports, listed, self._hidden)
+        return [] if judged is None else [Reading("ib_port_count", NODE, *judged)]
 
     def _states(self, found: Iterable[IbPort]) -> Iterator[Reading]:
         ports = [port for place in found if (port := _port_state(place)) is not None]
         self._best_gbps = best_rates(self._best_gbps, ports, MAX_REMEMBERED)
-        judged = judge_ports(ports, self._best_gbps, self._expected)
+        self.roster.end_acceptance(each.place.key for each in ports if each.is_active)
+        judged = judge_ports(ports, self._best_gbps, self._expected, self._hidden, self.roster.accepted)
         yield from self._gone(found, ports, {port.place.entity for port, state, _ in judged if state == DOWN})
         for port, state, why in judged:
             yield Reading("ib_port", port.place.entity, state, "; ".join(filter(None, (port.words, why))))
@@ -259,10 +304,9 @@ class InfiniBandPorts:
         now = {each.place.entity: each.place for each in ports}
         up = {each.place.entity: each.place for each in ports if each.is_active}
         for entity, place in self._seen.items():
-            if entity not in now and place.pci and not exists(place.pci):
-                address = nearest_address(place.pci)
+            if entity not in now and (device := nearest_device(place.pci)) and not exists(device):
                 self.known.mark_down(entity)
-                yield Reading("ib_port", entity, DOWN, f"its PCI device {address} is gone")
+                yield Reading("ib_port", entity, DOWN, f"its PCI device {pci_address(device)} is gone")
         self._seen = dict(list({**self._seen, **up}.items())[-MAX_PORTS:])
 
     def _counts(self, place: IbPort, due: frozenset[str]) -> Iterator[Reading]:

@@ -81,13 +81,16 @@ def bridges_above(path: str) -> list[str]:
     return found
 
 
+def nearest_device(path: str) -> str:
+    """Return the path of the PCI device at or above a path in /sys/devices; "" if there is none."""
+    while path and not pci_address(path):
+        path = path.rpartition("/")[0]
+    return path
+
+
 def nearest_address(path: str) -> str:
     """Return the address of the PCI device at or above a path in /sys/devices; "" if there is none."""
-    while path:
-        if found := pci_address(path):
-            return found
-        path = path.rpartition("/")[0]
-    return ""
+    return pci_address(nearest_device(path))
 
 
 def list_devices(root: str) -> tuple[PciDevice, ...]:

@@ -61,6 +61,7 @@ class SysfsSensor:
             _mapping(before.get("port_gbps")),
             _mapping(before.get("port_counts")),
             before.get("known_ports"),
+            before.get("port_roster"),
         )
         self._boot_id = clock.anchor.boot_id
         if before.get("boot_id", self._boot_id) != self._boot_id:
@@ -100,6 +101,7 @@ class SysfsSensor:
             "link_widths": self._devices.remembered(),
             "port_gbps": self._infiniband.remembered(),
             "port_counts": self._infiniband.remembered_counts(),
+            "port_roster": self._infiniband.roster.remembered(),
             "net_up": self._interfaces.remembered(),
             "known_devices": self._devices.known.remembered(),
             "known_ports": self._infiniband.known.remembered(),

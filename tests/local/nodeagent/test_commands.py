@@ -26,6 +26,7 @@ from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import OperatorRequests
 from tests.fakenvml.state import Fake
 from tests.local.nodeagent.serving import PATIENCE_S, node, serving
+from tests.unit.nodeagent.sysfs.tree import realistic
 
 STOP_S = 2.0
 
@@ -66,6 +67,24 @@ def test_missing_gpus_are_unhealthy_at_once_if_their_number_is_given(tmp_path: P
         [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] == "gpu_count"]
         assert (finding["level"], finding["action"]) == ("unhealthy", "reboot_node")
     assert "gpu_count" not in node(*words, "--gpus", "2", fake=fake).stdout
+
+
+def test_missing_infiniband_ports_are_unhealthy_at_once_if_their_number_is_given(tmp_path: Path) -> None:
+    tree = realistic(tmp_path / "sys")
+    state = str(tmp_path / "state")
+    words = ("check", "--state-dir", state, "--sys", str(tree.root), "--for", "0.5s", "--kernel-log", "none")
+    assert "ib_port_count" not in node(*words, "--json", "--ib-ports", "2").stdout
+    for there in (2, 1, 0):
+        done = node(*words, "--json", "--ib-ports", "3")
+        assert done.returncode == 2, done.stdout
+        found = json.loads(done.stdout)
+        [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] == "ib_port_count"]
+        assert (finding["level"], finding["action"]) == ("unhealthy", "contact_support")
+        assert finding["evidence"] == [f"{there} of 3 expected ports are present"]
+        if there:
+            tree.remove(f"class/infiniband/mlx5_{there - 1}")
+    tree.remove("class/infiniband")
+    assert node(*words, "--ib-ports", "1").returncode == 2
 
 
 def test_a_node_with_undecided_checks_is_not_called_healthy(tmp_path: Path, fake: Fake) -> None:

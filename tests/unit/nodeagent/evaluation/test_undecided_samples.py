@@ -64,7 +64,7 @@ def test_checks_not_sampled_in_this_run_are_not_undecided() -> None:
 
 
 def test_a_short_run_reads_counters_sooner_and_keeps_every_limit() -> None:
-    usual, quick = loading.load().rules, policy_for_short_look(loading.load(), 2.0, promised=False).rules
+    usual, quick = loading.load().rules, policy_for_short_look(loading.load(), 2.0, promised=()).rules
     for name, rule in usual.items():
         if rule.kind is RuleKind.RATE and rule.period_s:
             assert quick[name].period_s < 1.0
@@ -73,7 +73,9 @@ def test_a_short_run_reads_counters_sooner_and_keeps_every_limit() -> None:
         assert (quick[name].degraded, quick[name].unhealthy) == (rule.degraded, rule.unhealthy)
 
 
-def test_only_promised_gpus_are_missing_at_the_first_sample() -> None:
-    count = policy_for_short_look(loading.load(), 2.0, promised=True).rules["gpu_count"]
-    assert judging.reached(count, Level.UNHEALTHY, [(0.0, 1.0)], 0)
-    assert not judging.reached(RULES["gpu_count"], Level.UNHEALTHY, [(0.0, 1.0)], 0)
+@pytest.mark.parametrize("check", ["gpu_count", "ib_port_count"])
+def test_only_what_is_promised_is_missing_at_the_first_sample(check: str) -> None:
+    promised = policy_for_short_look(loading.load(), 2.0, promised={check}).rules
+    assert judging.reached(promised[check], Level.UNHEALTHY, [(0.0, 1.0)], 0)
+    assert not judging.reached(RULES[check], Level.UNHEALTHY, [(0.0, 1.0)], 0)
+    assert promised["ib_port"] == RULES["ib_port"]

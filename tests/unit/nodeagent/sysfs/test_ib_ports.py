@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import isfinite
 
 from hypothesis import given
@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from nodeagent.sysfs.infiniband import (
     DOWN,
+    NOT_EXPECTED,
     SLOW,
+    UNUSED,
     UP,
     ExpectedPorts,
     IbPort,
@@ -34,9 +36,13 @@ def port(
 
 
 def states(
-    *ports: IbPortState, before: Mapping[str, float] | None = None, expected: ExpectedPorts | None = None
+    *ports: IbPortState,
+    before: Mapping[str, float] | None = None,
+    expected: ExpectedPorts | None = None,
+    hidden: int = 0,
+    accepted: Container[str] = (),
 ) -> dict[str, float]:
-    found = judge_ports(ports, before or {}, expected or ExpectedPorts())
+    found = judge_ports(ports, before or {}, expected or ExpectedPorts(), hidden, accepted)
     return {each.place.device: state for each, state, _ in found}
 
 
@@ -49,8 +55,10 @@ def test_a_port_that_was_never_up_and_has_no_peer_has_no_state() -> None:
     assert states(port("a", active=False), port("b", active=False)) == {}
 
 
-def test_a_port_is_down_if_a_similar_one_is_up() -> None:
-    assert states(port("a", active=False), port("b")) == {"a": DOWN, "b": UP}
+def test_a_port_that_was_never_up_is_only_unused_if_a_similar_one_is_up() -> None:
+    assert states(port("a", active=False), port("b")) == {"a": UNUSED, "b": UP}
+    assert states(port("a", active=False), port("b"), accepted={"a"}) == {"a": NOT_EXPECTED, "b": UP}
+    assert states(port("a", active=False), port("b"), expected=ExpectedPorts(ports=2)) == {"a": DOWN, "b": UP}
 
 
 def test_other_adapters_other_link_layers_and_second_ports_are_not_peers() -> None:
@@ -60,8 +68,11 @@ def test_other_adapters_other_link_layers_and_second_ports_are_not_peers() -> No
 
 def test_an_operators_expectation_takes_precedence_over_earlier_states() -> None:
     down = port("a", active=False)
-    assert states(down, port("b"), before={"a": 400.0}, expected=ExpectedPorts(ports=1)) == {"b": UP}
+    enough = states(down, port("b"), before={"a": 400.0}, expected=ExpectedPorts(ports=1))
+    assert enough == {"a": NOT_EXPECTED, "b": UP}
     assert states(down, port("b", model="cx6"), expected=ExpectedPorts(ports=2)) == {"a": DOWN, "b": UP}
+    hidden = states(down, port("b"), expected=ExpectedPorts(ports=2), hidden=1)
+    assert hidden == {"a": NOT_EXPECTED, "b": UP}
 
 
 def test_a_port_is_slow_below_its_best_or_expected_rate() -> None:

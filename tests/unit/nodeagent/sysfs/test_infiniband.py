@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.sensing.sweep import LIST_S
+from nodeagent.sensing.sweep import LIST_S, Reading
 from nodeagent.sysfs.infiniband import COUNTERS, DOWN, SLOW, UP, ExpectedPorts, InfiniBandPorts
+from nodeagent.sysfs.port_roster import COMPLETE
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, BRIDGES, Tree, realistic
 
 PORT = "class/infiniband/mlx5_0/ports/1"
@@ -27,7 +28,8 @@ def test_all_ports_and_all_their_counters_are_read(tmp_path: Path) -> None:
     found = {
         (each.check, each.entity): each.value for each in seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)
     }
-    assert found == {(check, f"port/mlx5_{n}/1"): 0.0 for check in ("ib_port", *COUNTERS) for n in range(2)}
+    ports = {(check, f"port/mlx5_{n}/1"): 0.0 for check in ("ib_port", *COUNTERS) for n in range(2)}
+    assert found == ports | {("ib_port_count", "node"): COMPLETE}
 
 
 @pytest.mark.parametrize(("check", "files"), COUNTERS.items())
@@ -80,7 +82,7 @@ def test_an_unreadable_counter_does_not_affect_the_others(tmp_path: Path) -> Non
     found = {
         each.check for each in infiniband.read(InfiniBandPorts.checks, 5.0) if each.entity == "port/mlx5_0/1"
     }
-    assert found == InfiniBandPorts.checks - {"ib_symbol_errors", "ib_integrity"}
+    assert found == InfiniBandPorts.checks - {"ib_symbol_errors", "ib_integrity", "ib_port_count"}
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
@@ -145,5 +147,6 @@ def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:
     assert seeing(tmp_path, garbage).remembered() == {"f": 100.0}
 
 
-def test_a_node_without_adapters_has_no_readings(tmp_path: Path) -> None:
-    assert list(seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)) == []
+def test_a_node_without_adapters_misses_none(tmp_path: Path) -> None:
+    found = seeing(tmp_path).read(InfiniBandPorts.checks, 0.0)
+    assert list(found) == [Reading("ib_port_count", "node", COMPLETE)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.sensing.baselines import ForgetRequests, Forgotten
 from nodeagent.sensing.sensor import Unavailable
+from nodeagent.sensing.sweep import LIST_S
 from nodeagent.sysfs.sensor import CHECKS, SysfsSensor
 from tests.unit.nodeagent.sysfs.tree import ADAPTERS, realistic
 from tests.unit.nodeagent.ticking import Ticking
@@ -46,8 +47,10 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
     realistic(tmp_path)
     forgets = ForgetRequests()
     forgets.add(Forgotten("gpus"))
-    sensor = SysfsSensor(Ticking(), PERIODS, root=tmp_path, forgets=forgets)
-    sensor.read()
+    clock = Ticking()
+    sensor = SysfsSensor(clock, PERIODS, root=tmp_path, forgets=forgets)
+    for clock.at_s in (0.0, LIST_S):
+        sensor.read()
     remembered = json.loads(json.dumps(sensor.remembered()))
     assert all(remembered.values())
     assert SysfsSensor(Ticking(), PERIODS, remembered, tmp_path).remembered() == remembered
@@ -60,12 +63,14 @@ def test_the_remembered_state_is_json_and_is_restored(tmp_path: Path) -> None:
         {"port_gbps": 5, "link_widths": [], "net_up": "x"},
         {"net_up": {"a": 1}},
         {"known_ports": {"a": ["k", 5, True], "b": "x"}, "device_counts": {"m": "two"}, "known_devices": [1]},
+        {"port_roster": {"most": 8, "places": {"a": ["e", "x"], "b": [1, 2], "c": 5}, "accepted": [7]}},
+        {"port_roster": {"most": "8", "places": {"a": ["e", "/\0/0000:3b:00.0"]}, "accepted": "x"}},
     ],
 )
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path, garbage: dict[str, object]) -> None:
     nothing: dict[str, object] = {
         "link_widths": {}, "port_gbps": {}, "port_counts": {}, "net_up": [], "forgets_done": 0,
-        "boot_id": "boot",
+        "boot_id": "boot", "port_roster": {"most": 0, "places": {}, "accepted": []},
         "known_devices": {}, "known_ports": {}, "known_interfaces": {}, "device_counts": {},
     }  # fmt: skip
     assert SysfsSensor(Ticking(), PERIODS, garbage, tmp_path).remembered() == nothing
@@ -101,16 +106,17 @@ def test_no_content_of_any_file_makes_the_sensor_raise(
 
 
 @pytest.mark.parametrize(
-    ("baseline", "entity", "other"),
+    ("baseline", "entity", "changed"),
     [
-        ("pcie-widths", f"device/{ADAPTERS[0]}", "link_widths"),
-        ("ports", "port/mlx5_0/1", "port_gbps"),
-        ("interfaces", "net/ib0", "net_up"),
+        ("pcie-widths", f"device/{ADAPTERS[0]}", ("link_widths",)),
+        ("ports", "port/mlx5_0/1", ("port_gbps", "port_roster")),
+        ("interfaces", "net/ib0", ("net_up",)),
     ],
 )
 def test_a_baseline_is_forgotten_of_one_entity_or_of_all(
-    tmp_path: Path, baseline: str, entity: str, other: str
+    tmp_path: Path, baseline: str, entity: str, changed: tuple[str, ...]
 ) -> None:
+    other = changed[0]
     realistic(tmp_path / "sys")
     clock = Ticking()
     forgets = ForgetRequests()
@@ -122,8 +128,8 @@ def test_a_baseline_is_forgotten_of_one_entity_or_of_all(
     sensor.read()  # nothing is due, so that nothing is learned again
     after = sensor.remembered()
     assert len(after[other]) == len(before[other]) - 1
-    assert {k: v for k, v in after.items() if k not in (other, "forgets_done")} == {
-        k: v for k, v in before.items() if k not in (other, "forgets_done")
+    assert {k: v for k, v in after.items() if k not in (*changed, "forgets_done")} == {
+        k: v for k, v in before.items() if k not in (*changed, "forgets_done")
     }
     forgets.add(Forgotten(baseline))
     sensor.read()
