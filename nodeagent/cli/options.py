@@ -286,7 +286,7 @@ def _sensors(parser: _Parser) -> None:
         type=_COUNT,
         default=None,
         metavar="N",
-        help="number of InfiniBand ports that must be present and up (default: the ports that were up before)",
+        help="number of InfiniBand ports that must be present and up (default: the ports that were up)",
     )
     parser.add_argument(
         "--ib-gbps",

@@ -30,7 +30,7 @@ MAX_ENTRIES = 2048  # per `read`: a flood must not prevent the thread from stopp
 # A journalctl that hangs is as silent as a healthy kernel. At the first silence, and again after this time
 # without a line, the sensor asks a second journalctl for the kernel's newest entry, which the first one must
 # have written.
-PROVE_S = 600.0
+PROVE_S = 300.0
 ANSWER_S = 30.0  # how long to wait for each of the two
 
 
@@ -115,6 +115,7 @@ class JournalSensor:
         )
         self.progress = CallProgress()
         self._child: LineProcess | None = None
+        self._undead: list[LineProcess] = []  # killed, but not ended
         self._proven_s = float(
             "-inf"
         )  # when the child last wrote a line, or was last proven to have missed none; monotonic
@@ -140,6 +141,11 @@ class JournalSensor:
     def open(self) -> None:
         self.close()
         self._heard, self._proven_s = False, float("-inf")
+        self._undead = [each for each in self._undead if each.is_alive()]
+        if self._undead:  # its disk hangs; further processes would only wait for it, too
+            raise Unavailable(
+                f"{self._journalctl} (process {self._undead[0].pid}) was killed, but does not end"
+            )
         try:
             self._child = LineProcess(self.command())
         except FileNotFoundError as error:
@@ -168,7 +174,12 @@ class JournalSensor:
     def close(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.end()
+            self._end(child)
+
+    def _end(self, child: LineProcess) -> None:
+        child.end()
+        if child.is_alive():
+            self._undead.append(child)
 
     def _missed_lines(self, child: LineProcess) -> list[bytes]:
         """Wait until the child has written the kernel's newest line; return the lines that it has written.
@@ -182,8 +193,10 @@ class JournalSensor:
                 raise Unavailable(f"{self._journalctl} has not written the newest entry for {ANSWER_S:g} s")
             if not answer and question.code():
                 raise Unavailable(self._gone(question))
+            if not answer and not question.take_too_long():
+                raise Unavailable(f"{self._journalctl} finds no line of the kernel from this boot")
         finally:
-            question.end()
+            self._end(question)
         newest = parse_entry(answer[0]) if answer else None
         lines: list[bytes] = []
         if newest is not None and newest.cursor != self.cursor:

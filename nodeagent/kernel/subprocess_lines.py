@@ -38,6 +38,14 @@ class LineProcess:
         self._too_long = 0
         self.ended = False  # no more lines will arrive
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Return True if the program has not ended, even if it was killed."""
+        return self._process.poll() is None
+
     def lines(self, wait_s: float, limit: int) -> list[bytes]:
         """Return up to `limit` lines, or none if the program has ended or completes no line in `wait_s`."""
         found = self._whole(limit)

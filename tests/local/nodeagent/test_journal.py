@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.process.clock import LEAST
 from nodeagent.kernel.journal import JournalSensor
+from nodeagent.kernel.subprocess_lines import LineProcess
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock, begin
 from nodeagent.sensing.sensor import WAIT_S, Unavailable
@@ -178,12 +179,34 @@ def test_silence_is_believed_once_another_journalctl_finds_nothing_newer(
     assert questions(folder) == 2
 
 
-def test_a_journal_without_lines_of_the_kernel_is_silent(
+def test_a_journal_without_lines_of_the_kernel_shows_nothing(
     folder: Folder, journal: Callable[..., JournalSensor]
 ) -> None:
+    """The kernel logs at every boot, so nobody records what it says, or the journal is another one."""
     sensor = journal()
-    assert events(sensor.read()) == []
+    with pytest.raises(Unavailable, match="finds no line of the kernel from this boot"):
+        sensor.read()
     assert questions(folder) == 1
+
+
+def test_a_journalctl_that_cannot_be_killed_is_not_joined_by_others(
+    folder: Folder, journal: Callable[..., JournalSensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensor = journal()
+    folder.say(XID_79)
+    until(sensor, 1)
+    hangs = True
+    monkeypatch.setattr(LineProcess, "is_alive", lambda _: hangs)
+    for _ in range(3):
+        with pytest.raises(
+            Unavailable, match=rf"\(process {folder.calls()[0][0]}\) was killed, but does not end"
+        ):
+            sensor.open()
+    assert len(folder.calls()) == 1
+    hangs = False
+    sensor.open()
+    folder.say(XID_79)
+    assert len(events(until(sensor, 1))) == 1
 
 
 def test_a_journalctl_that_has_stopped_following_is_noticed(
