@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from holdfast.fileio import durable
 from nodeagent.agent import clean_time
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
+from nodeagent.evaluation import memory
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Action, Level
 from nodeagent.policy.loading import shipped
@@ -76,13 +77,28 @@ def save(folder: Path, state: SavedState, generation: int = 0) -> None:
 
 
 def encode(state: SavedState) -> bytes:
-    """Return the content of the file."""
+    """Return the content of the file.
+
+    If it would be too long for `load`, the texts of the evidence, which only people read, are left out.
+    """
+    content = _encoded(state)
+    if len(content) <= MAX_BYTES:
+        return content
+    return _encoded(replace(state, evidence=memory.without_texts(state.evidence)))
+
+
+def _encoded(state: SavedState) -> bytes:
     raw = json.dumps(_as_json(state), separators=(",", ":")).encode()
     return b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
 
 
 def write(folder: Path, content: bytes, generation: int = 0) -> None:
-    """Replace the file of a generation durably. Raises OSError and leaves the previous file unchanged."""
+    """Replace the file of a generation durably. Raises OSError and leaves the previous file unchanged.
+
+    It also raises OSError if the content is too long for `load`.
+    """
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has {len(content)} bytes; at most {MAX_BYTES} can be read again")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an earlier attempt may have failed on a full disk
     name, before = names(generation)
     _keep_previous(folder, name, before)

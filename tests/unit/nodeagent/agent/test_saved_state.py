@@ -15,7 +15,9 @@ from nodeagent.agent import saved_state
 from nodeagent.agent.changes import ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.saved_state import BEFORE, MAX_HISTORY, NAME, SavedState
-from nodeagent.model import Action, Level
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.model import Action, Level, Observation
+from nodeagent.policy.loading import shipped
 from nodeagent.sensing.clock import Anchor
 
 
@@ -40,6 +42,32 @@ def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
 
 def test_without_a_file_the_state_is_empty(tmp_path: Path) -> None:
     assert saved_state.load(tmp_path / "nowhere") == (SavedState(), ())
+
+
+def test_what_the_reader_would_refuse_for_its_size_is_saved_without_texts_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = Evaluator(shipped())
+    for number in range(20):
+        at_s = 1000.0 * number
+        for check, value in (("xid", 95.0), ("gpu_temperature_margin", 40.0)):
+            seen = Observation(at_s, check, f"gpu/0000:{number:02x}:00.0", "kmsg", value, text="x" * 500)
+            evaluator.add(seen)
+    state = replace(full(), evidence=evaluator.dump())
+    assert len(saved_state.encode(state)) > 15_000
+    monkeypatch.setattr(saved_state, "MAX_BYTES", 15_000)
+    saved_state.save(tmp_path, state)
+    loaded, problems = saved_state.load(tmp_path)
+    again = Evaluator(shipped())
+    again.load(loaded.evidence)
+    now_s = 30_000.0
+    assert problems == ()
+    assert len(found := again.findings(now_s)) >= 20
+    assert found == tuple(replace(each, evidence=()) for each in evaluator.findings(now_s))
+    monkeypatch.setattr(saved_state, "MAX_BYTES", 5_000)
+    with pytest.raises(OSError, match="at most 5000 can be read again"):
+        saved_state.save(tmp_path, state)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [NAME], "the previous file is unchanged"
 
 
 def test_changes_are_numbered_permanently_and_the_newest_are_kept() -> None:
