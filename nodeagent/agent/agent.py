@@ -185,7 +185,9 @@ class Agent:
             SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s())
             for each in sensors
         ]
-        self._end_findings_of_others({each.sensor.name for each in sensors})
+        names = {each.sensor.name for each in sensors}
+        self._end_findings_of_others(names)
+        self.state.clean_time = self.state.clean_time.with_sensors(names)
         for each in self.watched:
             each.start()
 
@@ -271,8 +273,10 @@ class Agent:
         return released or before
 
     def _blind(self) -> list[str]:
-        """Return the sensors that cannot measure now, whatever the reason."""
-        return [each.sensor.name for each in self.watched if not each.status().sees]
+        """Return the sensors that cannot measure now, whatever the reason, and the needed ones it lacks."""
+        names = [each.sensor.name for each in self.watched]
+        blind = [each.sensor.name for each in self.watched if not each.status().sees]
+        return [*blind, *self.state.clean_time.missing(names)]
 
     def _follow_policy(self) -> None:
         """Use the policy that is in force now, and write a change or a rejected file to the log."""

@@ -68,7 +68,8 @@ class Report:
     calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
     agent: str = ""  # the version of the agent's code; the operator's policy is not part of it
-    blind: tuple[str, ...] = ()  # sensors that currently cannot measure
+    # Sensors that currently cannot measure, and those that the agent needs but no longer has.
+    blind: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # the UUID of each GPU that is present, or its serial number
     # The sensors without which `clean_s` and `quiet_s` pause. An older agent reports none, and its times do
     # not pause.

@@ -212,3 +212,9 @@ def test_a_report_from_before_the_last_boot_is_old_and_no_contradiction() -> Non
     rebooted = Machine("b2", "", NOW_S - 4.0)
     assert heard(NODE, rebooted, [of("b1", 5.0)], NOW_S, POLICY) == NODE
     assert heard(NODE, rebooted, [of("b1", 3.0)], NOW_S, POLICY).refused
+
+
+def test_a_sensor_that_the_agent_needs_but_no_longer_has_is_blind() -> None:
+    needs = {"clean_needs": ["nvml-events", "agent", "injected"], "quiet_needs": ["sysfs", "host"]}
+    assert read_report(raw(XID, **needs)).blind == ("kmsg", "host", "nvml-events")
+    assert read_report(raw(XID, **needs, sensors=None)).blind == (), "it does not say which it has"
