@@ -61,8 +61,9 @@ class CleanTime:
         watched = self._after_a_cycle(now_s, released, frozenset(blind))
         clean_s, quiet_s = watched.paused_s if watched.watched_s is not None else (0.0, 0.0)
         needs = self._needed(0, unhealthy, self.unhealthy_s)
+        since_s = now_s if self.watched_s is None and ready else self.watched_s
         return CleanTime(
-            now_s if self.watched_s is None and ready else self.watched_s,
+            None if any(each.check == STATE_LOST for each in found) else since_s,
             now_s if unhealthy else self.unhealthy_s,
             now_s if found else self.found_s,
             (0.0 if unhealthy else clean_s, 0.0 if found else quiet_s),

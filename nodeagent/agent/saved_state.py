@@ -38,6 +38,8 @@ _DAMAGED = "damaged"  # in the name of a file that was set aside: memory.damaged
 # What a file with the right checksum may raise if its content is malformed.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
+_SET_ASIDE = re.compile(rf"memory[.\d]*(?:\.before)?\.(?:{_DAMAGED}|version-.*)\.json")
+MAX_ID = 64  # characters
 # The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -48,6 +50,11 @@ class _WrittenByNewerAgent(Exception):
     def __init__(self, version: object) -> None:
         self.version = str(version)[:20]
         super().__init__(f"it has version {self.version}; this agent reads versions up to {VERSION}")
+
+
+def new_id() -> str:
+    """Return the id of a memory that starts now; no other has it."""
+    return os.urandom(8).hex()
 
 
 @dataclass(slots=True)
@@ -62,6 +69,8 @@ class SavedState:
     clean_time: CleanTime = field(default_factory=CleanTime)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evidence that the evaluator stores
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
+    # The same for as long as nothing is lost; evidence that ends under one id was not just forgotten.
+    id: str = field(default_factory=new_id, compare=False)
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Number changes, append them to the history, and return them with their numbers."""
@@ -158,6 +167,10 @@ def _generations(folder: Path) -> list[int]:
 def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[str, ...]]:
     """Return the newest saved state, and one line for each file that could not be used.
 
+    If there is such a line, the state has a new id, because a part of it, or all of it, is lost. Files that
+    an earlier agent set aside count if no other is there, because that agent has not saved its state. If
+    there is no file at all, nothing is lost.
+
     Args:
         folder: The folder of the files.
         set_aside: True to rename a file that cannot be used, to protect it, and the previous version, from
@@ -171,7 +184,8 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
     for name in (name for generation in _generations(folder) for name in names(generation)):
         path = folder / name
         try:
-            return _read(path), tuple(problems)
+            found = _read(path)
+            return replace(found, id=new_id()) if problems else found, tuple(problems)
         except FileNotFoundError:
             continue
         except PermissionError:
@@ -185,7 +199,16 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         problems.append(f"{path} is not used: {why}{_set_aside(path, label) if set_aside else ''}")
     if unread is not None:
         raise unread
-    return SavedState(), tuple(problems)
+    return SavedState(), tuple(problems or _unused(folder))
+
+
+def _unused(folder: Path) -> list[str]:
+    """Return a line if the folder has files that were set aside, and no others."""
+    try:
+        kept = sorted(each.name for each in folder.iterdir() if _SET_ASIDE.fullmatch(each.name))
+    except FileNotFoundError:
+        return []
+    return [f"{folder} has only files that could not be used: {', '.join(kept[:3])}"] if kept else []
 
 
 def _set_aside(path: Path, label: str) -> str:
@@ -234,6 +257,7 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "calm_needs": [sorted(each) for each in state.clean_time.needs],
         "evidence": state.evidence,
         "positions": state.positions,
+        "id": state.id,
     }
 
 
@@ -256,6 +280,7 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
         ),
         evidence=_sound_evidence(raw["evidence"]),
         positions=dict(raw["positions"]),
+        id=str(raw.get("id") or new_id())[:MAX_ID],  # an earlier agent wrote none
     )
 
 

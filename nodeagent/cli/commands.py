@@ -373,6 +373,7 @@ def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] 
     made = Agent(
         parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
         parts.policy_file, note, claim=parts.claim, released_until_s=parts.requests.released_until_s,
+        lost=parts.lost,
     )  # fmt: skip
     parts.requests.is_closed = made.gpus_are_closed
     return made

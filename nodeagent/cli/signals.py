@@ -26,7 +26,10 @@ _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of 
     "host": host.CHECKS | {GONE},
     "sysfs": sysfs.CHECKS | {GONE},
     "agent": frozenset(
-        {"boot", "sensor_stuck", "sensor_lost", "xids_unseen", "memory_lost", "observations_dropped"}
+        {
+            *("boot", "sensor_stuck", "sensor_lost", "xids_unseen"),
+            *("memory_lost", STATE_LOST, "observations_dropped"),
+        }
     ),
     "operator": frozenset({"cleared"}),
     **dict.fromkeys(KERNEL_LOGS, _IN_LOGS),

@@ -20,6 +20,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     return {
         "schema": SCHEMA,
         **about,
+        "state_id": published.state_id,
         "at_s": round(published.at_s, 3),
         "level": word(level),
         "action": word(action),

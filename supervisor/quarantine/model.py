@@ -75,6 +75,7 @@ class Report:
     # not pause.
     clean_needs: tuple[str, ...] = ()
     quiet_needs: tuple[str, ...] = ()
+    state_id: str = ""  # of the agent's memory; another one has lost evidence. "" from an older agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Quarantine:
     # (`release.with_blind_time`).
     blind_at_s: float | None = None
     blind_s: float = 0.0
+    state_id: str = ""  # of the agent's memory that has all of the evidence (`Report.state_id`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class Taint:
     version: str = ""
     replace: tuple[str, ...] = ()
     gpus: int = 0
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

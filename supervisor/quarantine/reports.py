@@ -166,6 +166,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         tuple(sorted({_device(gpu) for gpu in gpus} - {""})),
         (*_words(raw, "clean_needs"), *released),
         (*_words(raw, "quiet_needs"), *released),
+        _word(raw, "state_id"),
     )
 
 

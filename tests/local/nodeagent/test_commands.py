@@ -423,6 +423,25 @@ def test_an_agent_starts_on_a_full_disk_and_saves_its_state_once_there_is_room(
         agent.end()
 
 
+def test_an_agent_whose_state_is_damaged_vouches_for_nothing_until_an_operator_has_looked(
+    tmp_path: Path, fake: Fake
+) -> None:
+    (tmp_path / saved_state.NAME).write_bytes(b"torn")
+    with serving(tmp_path, fake) as agent:
+        finding = agent.finding("sensor/memory", "state_lost")
+        assert (finding["level"], finding["clears"]) == ("degraded", "1 h without another")
+        lost = agent.until(lambda health: all(each["calls"] for each in health["sensors"]))
+        assert (lost["clean_s"], lost["quiet_s"]) == (0.0, 0.0)
+        agent.end()
+    with serving(tmp_path, fake) as agent:
+        assert agent.finding("sensor/memory", "state_lost"), "a restart does not end it"
+        assert agent.get("/v1/health")["state_id"] == lost["state_id"]
+        done = node("clear", "sensor/memory", "--why", "no fault was known", "--state-dir", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        agent.until(lambda health: health["clean_s"] > 0)
+        agent.end()
+
+
 def test_an_agent_that_cannot_end_does_not_bar_its_successor(tmp_path: Path, fake: Fake) -> None:
     """A stopped process keeps its lock and its port, as does one with a thread in an uninterruptible call."""
     with serving(tmp_path, fake) as stopped:

@@ -277,3 +277,30 @@ def test_a_file_of_a_version_that_did_not_pause_the_clean_time_is_loaded(tmp_pat
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
     unpaused = replace(full(), clean_time=CleanTime(1.0, None, 3.0))
     assert saved_state.load(tmp_path) == (unpaused, ())
+
+
+def test_a_state_keeps_its_id_until_a_part_of_it_is_lost(tmp_path: Path) -> None:
+    for state in (replace(full(), id="first"), replace(full(), last_s=100.0, id="first")):
+        saved_state.save(tmp_path, state)
+    assert saved_state.load(tmp_path)[0].id == "first"
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:-1])
+    previous, problems = saved_state.load(tmp_path)
+    assert (previous.last_s, previous.id != "first", len(problems)) == (99.0, True, 1)
+    raw = json.loads((tmp_path / BEFORE).read_bytes().partition(b"\n")[2])
+    assert raw.pop("id") == "first"
+    text = json.dumps(raw).encode()
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(text), len(text)) + text)
+    assert len(saved_state.load(tmp_path)[0].id) == 16, "an earlier agent wrote none"
+
+
+@pytest.mark.parametrize("content", [b"torn", b'5a1dc9f0 13\n{"version":2}'])
+def test_a_state_that_was_set_aside_is_still_missing_if_nothing_was_saved_since(
+    tmp_path: Path, content: bytes
+) -> None:
+    for name in saved_state.names(1):
+        (tmp_path / name).write_bytes(content)
+    assert len(saved_state.load(tmp_path, set_aside=True)[1]) == 2
+    [problem] = saved_state.load(tmp_path)[1]
+    assert "has only files that could not be used: memory.1.before." in problem
+    saved_state.save(tmp_path, full())
+    assert saved_state.load(tmp_path) == (full(), ())

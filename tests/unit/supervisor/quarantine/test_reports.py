@@ -37,6 +37,11 @@ def raw(*findings: dict[str, Any], **given: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_a_report_says_which_memory_it_is_from() -> None:
+    assert read_report(raw(XID, state_id="m1")).state_id == "m1"
+    assert read_report(raw(XID)).state_id == ""
+
+
 def test_a_report_of_an_older_agent_is_read_as_far_as_it_says() -> None:
     place = "gpu/0000:2b:00.0 xid 79 reboot_node"
     port = "port/mlx5_0/1 ib_port contact_support"
