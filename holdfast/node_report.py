@@ -23,6 +23,10 @@ REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes the effect o
 # `nodeagent.model.Action`.
 ACTIONS = ("none", "restart_app", "contact_support", *REMEDIES)
 
+# Sources of findings that are no sensors: the agent itself, and observations that a test injects. They can
+# never be missing from the report's sensors.
+AGENT, INJECTED = "agent", "injected"
+
 DRIVER = "driver"  # the author of a verdict that needs no other witness
 WITNESSES = 2
 

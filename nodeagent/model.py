@@ -15,6 +15,7 @@ from types import MappingProxyType
 MAX_TEXT = 512  # characters kept of a sensor's text, because a kernel line may be kilobytes long
 MAX_FACTS = 16
 GONE = "gone"  # the check that a sensor uses to report that an entity no longer exists (value 1)
+STATE_LOST = "state_lost"  # the check with which the agent reports that it runs without its saved state
 VERDICT_XID = 154  # the driver uses this Xid to recommend an action: its verdict on another Xid
 
 # Entities are paths: the kind, then a name within that kind.
@@ -39,6 +40,7 @@ ORIGINS: Mapping[str, str] = MappingProxyType(
         "operator": OPERATOR,
     }
 )
+KERNEL_LOGS = ("kmsg", "journal")  # sensors that read the same log, so an agent has only one of them
 # When the agent itself reports on one of these sensors, the driver is at fault: it does not answer the
 # sensor.
 GPU_SENSORS = ("nvml-events", "nvml-polling")

@@ -34,7 +34,7 @@ from nodeagent.evaluation.evaluator import Evaluator, verdicts
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.kernel.line_reader import LostRecords
-from nodeagent.model import NODE, HealthFinding, HealthVerdict, Observation, kind_of
+from nodeagent.model import NODE, STATE_LOST, HealthFinding, HealthVerdict, Observation, kind_of
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.sensor import WAIT_S
@@ -47,6 +47,9 @@ SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and bas
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
 LAST_SAVE_S = 0.5  # limit for the last save; the agent exits within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
+LOST_EVERY_S = (
+    60.0  # how often the loss of the state is reported while its disk hangs: much less than it is held
+)
 XIDS, MEMORY, OWN_LOSSES = "sensor/xids", "sensor/memory", "sensor/agent"
 NO_SENSORS = (XIDS, MEMORY, OWN_LOSSES)  # what the agent reports about itself
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity
@@ -72,6 +75,7 @@ class Published:
     clean_time: CleanTime = field(default_factory=CleanTime)
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # about the driver and each GPU
     released: Released | None = None
+    state_id: str = ""  # of the agent's memory: see `SavedState.id`
 
     @property
     def ready(self) -> bool:
@@ -112,6 +116,7 @@ class Agent:
     claim: Claim | None = None  # the folder's claim; None: the disk did not allow it yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     more_problems: Callable[[], tuple[str, ...]] = tuple  # of the program that runs the agent, now
+    lost: str = ""  # why the agent starts without a saved state that it should have; "" if it has it
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
@@ -136,6 +141,7 @@ class Agent:
     )
     _saved: float = field(init=False, default=float("-inf"))  # monotonic
     _forgot: float = field(init=False, default=float("-inf"))
+    _lost_due_s: float = field(init=False, default=-inf)  # when the loss of the state is reported next
     _losses: LostRecords = field(init=False)
     _stopping: bool = field(init=False, default=False)
 
@@ -148,6 +154,7 @@ class Agent:
         self.problems += self._recall()
         self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
         self.evaluator.begin(self.clock.now_s())
+        self._report_loss(self.clock.now_s())
         self._losses = LostRecords(
             self.clock, "agent", "there was no room in the queue or in the stored evidence"
         )
@@ -168,7 +175,10 @@ class Agent:
                 self.evaluator.load(self.state.evidence)
         except saved_state.MALFORMED as error:
             self.evaluator = Evaluator(self.policy)
-            return (f"the saved evidence is not used: {error}",)
+            why = f"the saved evidence is not used: {error}"
+            self.state.id = saved_state.new_id()
+            self.lost = why if self.folder is not None else ""  # a process that only reads reports problems
+            return (why,)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
             before_s = ((LAST_SEEN, repr(self.state.last_s)),)
@@ -176,6 +186,15 @@ class Agent:
                 Observation(booted_s, "boot", NODE, "agent", text="another boot id", facts=before_s)
             )
         return ()
+
+    def _report_loss(self, now_s: float) -> None:
+        """Report that the state is lost: once, or again and again while its disk hangs, as nothing is saved.
+
+        The report is part of the new state, so it outlives a restart.
+        """
+        if self.lost and now_s >= self._lost_due_s:
+            self._lost_due_s = now_s + LOST_EVERY_S if self.folder is None else inf
+            self.evaluator.add(Observation(now_s, STATE_LOST, MEMORY, "agent", text=self.lost))
 
     def _give_way(self) -> None:
         self.superseded = True
@@ -188,7 +207,9 @@ class Agent:
             SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s())
             for each in sensors
         ]
-        self._end_findings_of_others({each.sensor.name for each in sensors})
+        names = {each.sensor.name for each in sensors}
+        self._end_findings_of_others(names)
+        self.state.clean_time = self.state.clean_time.with_sensors(names)
         for each in self.watched:
             each.start()
 
@@ -274,8 +295,10 @@ class Agent:
         return released or before
 
     def _blind(self) -> list[str]:
-        """Return the sensors that cannot measure now, for any reason."""
-        return [each.sensor.name for each in self.watched if not each.status().sees]
+        """Return the sensors that cannot measure now, for any reason, and the needed ones that it lacks."""
+        names = [each.sensor.name for each in self.watched]
+        blind = [each.sensor.name for each in self.watched if not each.status().sees]
+        return [*blind, *self.state.clean_time.missing(names)]
 
     def _follow_policy(self) -> None:
         """Use the policy that is in force now, and log a change or a rejected file."""
@@ -313,6 +336,7 @@ class Agent:
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
         self._count_losses()
+        self._report_loss(now_s)
         self.evaluator.branch = self.branch()
         # Until the sensors have been tried, the meaning of a fault may be unknown, because it may depend on a
         # GPU's model, which a sensor reports.
@@ -428,6 +452,7 @@ class Agent:
             self.state.clean_time,
             dict(self._facts),
             Released(self.released_until_s(), self.gpus_are_closed()) if self._was_released else None,
+            self.state.id,
         )
         with self.looked:
             self.published = published

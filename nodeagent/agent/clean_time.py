@@ -4,7 +4,9 @@ This decides when the node may return to service. Time without a running agent i
 the count restarts after a long gap and pauses during a short one, such as a restart of the agent. Without the
 pause, an agent that exits soon after each start would count hours during which nothing was watched. Time
 during which the fault could not have been seen is no evidence either, so the count also pauses while a sensor
-that reported the newest findings is blind, and while an operator has released the GPUs.
+that reported the newest findings is blind or missing, and while an operator has released the GPUs. It is 0
+while the loss of the saved state is a finding, because the agent may have known of a fault that no sensor
+reports again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from nodeagent.model import HealthFinding, Level
+from holdfast.node_report import AGENT, INJECTED
+from nodeagent.model import KERNEL_LOGS, STATE_LOST, HealthFinding, Level
 
 Names = frozenset[str]
 
@@ -59,8 +62,9 @@ class CleanTime:
         watched = self._after_a_cycle(now_s, released, frozenset(blind))
         clean_s, quiet_s = watched.paused_s if watched.watched_s is not None else (0.0, 0.0)
         needs = self._needed(0, unhealthy, self.unhealthy_s)
+        since_s = now_s if self.watched_s is None and ready else self.watched_s
         return CleanTime(
-            now_s if self.watched_s is None and ready else self.watched_s,
+            None if any(each.check == STATE_LOST for each in found) else since_s,
             now_s if unhealthy else self.unhealthy_s,
             now_s if found else self.found_s,
             (0.0 if unhealthy else clean_s, 0.0 if found else quiet_s),
@@ -97,6 +101,21 @@ class CleanTime:
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):
             return replace(self, watched_s=None)
         return replace(self, at_s=last_s, is_resumed=True)
+
+    def with_sensors(self, names: Collection[str]) -> CleanTime:
+        """Return the times of an agent with these sensors.
+
+        If the agent now reads the kernel log in another way, it needs that sensor in place of the old one.
+        """
+        log = next((each for each in KERNEL_LOGS if each in names), None)
+        if log is None:
+            return self
+        clean, quiet = (frozenset(log if n in KERNEL_LOGS else n for n in each) for each in self.needs)
+        return replace(self, needs=(clean, quiet))
+
+    def missing(self, names: Collection[str]) -> Names:
+        """Return the needed sensors that are not among `names`."""
+        return (self.needs[0] | self.needs[1]) - {*names, AGENT, INJECTED}
 
     def _paused(self, clean_for_s: float, quiet_for_s: float) -> CleanTime:
         clean_s, quiet_s = self.paused_s

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from holdfast.fileio import durable
 from nodeagent.agent import clean_time
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
+from nodeagent.evaluation import memory
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Action, Level
 from nodeagent.policy.loading import shipped
@@ -37,6 +38,8 @@ _DAMAGED = "damaged"  # in the name of a file that was set aside: memory.damaged
 # What a file with the right checksum may raise if its content is malformed.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
+_SET_ASIDE = re.compile(rf"memory[.\d]*(?:\.before)?\.(?:{_DAMAGED}|version-.*)\.json")
+MAX_ID = 64  # characters
 # The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -47,6 +50,11 @@ class _WrittenByNewerAgent(Exception):
     def __init__(self, version: object) -> None:
         self.version = str(version)[:20]
         super().__init__(f"it has version {self.version}; this agent reads versions up to {VERSION}")
+
+
+def new_id() -> str:
+    """Return the id of a memory that starts now; no other has it."""
+    return os.urandom(8).hex()
 
 
 @dataclass(slots=True)
@@ -61,6 +69,8 @@ class SavedState:
     clean_time: CleanTime = field(default_factory=CleanTime)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evidence that the evaluator stores
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
+    # The same for as long as nothing is lost; evidence that ends under one id was not just forgotten.
+    id: str = field(default_factory=new_id, compare=False)
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Number changes, append them to the history, and return them with their numbers."""
@@ -76,13 +86,28 @@ def save(folder: Path, state: SavedState, generation: int = 0) -> None:
 
 
 def encode(state: SavedState) -> bytes:
-    """Return the content of the file."""
+    """Return the content of the file.
+
+    If it would be too long for `load`, the texts of the evidence, which only people read, are left out.
+    """
+    content = _encoded(state)
+    if len(content) <= MAX_BYTES:
+        return content
+    return _encoded(replace(state, evidence=memory.without_texts(state.evidence)))
+
+
+def _encoded(state: SavedState) -> bytes:
     raw = json.dumps(_as_json(state), separators=(",", ":")).encode()
     return b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw
 
 
 def write(folder: Path, content: bytes, generation: int = 0) -> None:
-    """Replace the file of a generation durably. Raises OSError and leaves the previous file unchanged."""
+    """Replace the file of a generation durably. Raises OSError and leaves the previous file unchanged.
+
+    It also raises OSError if the content is too long for `load`.
+    """
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has {len(content)} bytes; at most {MAX_BYTES} can be read again")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an earlier attempt may have failed on a full disk
     name, before = names(generation)
     _keep_previous(folder, name, before)
@@ -142,6 +167,10 @@ def _generations(folder: Path) -> list[int]:
 def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[str, ...]]:
     """Return the newest saved state, and one line for each file that could not be used.
 
+    If there is such a line, the state has a new id, because a part of it, or all of it, is lost. Files that
+    an earlier agent set aside count if no other is there, because that agent has not saved its state. If
+    there is no file at all, nothing is lost.
+
     Args:
         folder: The folder of the files.
         set_aside: True to rename a file that cannot be used, to protect it and the previous version from
@@ -155,7 +184,8 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
     for name in (name for generation in _generations(folder) for name in names(generation)):
         path = folder / name
         try:
-            return _read(path), tuple(problems)
+            found = _read(path)
+            return replace(found, id=new_id()) if problems else found, tuple(problems)
         except FileNotFoundError:
             continue
         except PermissionError:
@@ -169,7 +199,16 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         problems.append(f"{path} is not used: {why}{_set_aside(path, label) if set_aside else ''}")
     if unread is not None:
         raise unread
-    return SavedState(), tuple(problems)
+    return SavedState(), tuple(problems or _unused(folder))
+
+
+def _unused(folder: Path) -> list[str]:
+    """Return a line if the folder has files that were set aside, and no others."""
+    try:
+        kept = sorted(each.name for each in folder.iterdir() if _SET_ASIDE.fullmatch(each.name))
+    except FileNotFoundError:
+        return []
+    return [f"{folder} has only files that could not be used: {', '.join(kept[:3])}"] if kept else []
 
 
 def _set_aside(path: Path, label: str) -> str:
@@ -218,6 +257,7 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "calm_needs": [sorted(each) for each in state.clean_time.needs],
         "evidence": state.evidence,
         "positions": state.positions,
+        "id": state.id,
     }
 
 
@@ -240,6 +280,7 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
         ),
         evidence=_sound_evidence(raw["evidence"]),
         positions=dict(raw["positions"]),
+        id=str(raw.get("id") or new_id())[:MAX_ID],  # an earlier agent wrote none
     )
 
 

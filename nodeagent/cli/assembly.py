@@ -78,6 +78,7 @@ class AgentParts:
     test: bool
     disk_answers: threading.Event | None  # None unless the disk hung at startup; set when it answers
     policy_file: PolicyFile | None = None  # None: the policy does not change while the agent runs
+    lost: str = ""  # why this process, which saves the state, starts without it; "" if it has it
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
@@ -139,7 +140,7 @@ def assemble(
     return AgentParts(
         chosen, clock, state, folder, loaded.claim, loaded.problems, sensors, lambda: driver.branch, lines,
         requests, _identity(options), trusting,
-        None if loaded.hung is None else loaded.hung.ended, policy_file,
+        None if loaded.hung is None else loaded.hung.ended, policy_file, loaded.lost if keeps else "",
     )  # fmt: skip
 
 
@@ -207,6 +208,7 @@ class _Loaded:
     problems: tuple[str, ...]
     policy_file: PolicyFile | None = None  # keeps a copy in the folder; None for a process that only reads
     hung: DiskCall[Any] | None = None  # the call that the folder's disk has not answered
+    lost: str = ""  # why the state, or a part of it, is not there; "" if nothing is missing
 
 
 def _load(options: argparse.Namespace, keeps: bool) -> _Loaded:
@@ -221,7 +223,7 @@ def _load(options: argparse.Namespace, keeps: bool) -> _Loaded:
 
 def _without_the_disk(options: argparse.Namespace, hung: DiskCall[Any], for_s: float) -> _Loaded:
     why = f"{options.state_dir}: the disk has not answered for {for_s:g} s; nothing is loaded or saved"
-    return _Loaded(SavedState(), None, (why,), hung=hung)
+    return _Loaded(SavedState(), None, (why,), hung=hung, lost=why)
 
 
 def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
@@ -248,11 +250,12 @@ def _saved_state(folder: Path, keeps: bool) -> _Loaded:
     claimed, problems = _claimed(folder) if keeps else (None, ())
     try:
         state, more = saved_state.load(folder, set_aside=keeps)
-        return _Loaded(state, claimed, (*problems, *more))
+        return _Loaded(state, claimed, (*problems, *more), lost="; ".join(more))
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
-        return _Loaded(SavedState(), claimed, (f"{folder}: {error.strerror}: the saved state is not used",))
+        why = f"{folder}: {error.strerror}: the saved state is not used"
+        return _Loaded(SavedState(), claimed, (*problems, why), lost=why)
 
 
 def _claimed(folder: Path) -> tuple[Claim | None, tuple[str, ...]]:

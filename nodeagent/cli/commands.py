@@ -53,9 +53,12 @@ TESTS = "test"  # the folder that `serve --test` uses within the state folder
 def check(options: argparse.Namespace) -> int:
     """Observe for a while, print the health, and exit with the code of the worst level."""
     parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
-    with suppress(NoAnswer):
-        if (foreign := DiskCall(lambda: _foreign_memory(options)).result(ASK_S)) is not None:
-            parts.problems = (*parts.problems, foreign)
+    try:
+        foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
+    except NoAnswer:
+        foreign = f"{ROOT_STATE}: the disk has not answered for {ASK_S:g} s; it may have a saved state"
+    if foreign is not None:
+        parts.problems = (*parts.problems, foreign)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
     agent.watch(parts.sensors)
@@ -68,8 +71,9 @@ def check(options: argparse.Namespace) -> int:
     agent.close()
     undecided = agent.evaluator.undecided(began_s)
     found = report.check_report(
-        agent.published, parts.about(), undecided, options.for_s, allow_blind=options.allow_blind
-    )
+        agent.published, parts.about(), undecided, options.for_s,
+        unread=agent.problems, allow_blind=options.allow_blind,
+    )  # fmt: skip
     code = CODES[found["level"]]
     try:
         _show_health(found, options.json)
@@ -375,6 +379,7 @@ def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] 
     made = Agent(
         parts.policy, parts.clock, parts.state, parts.folder, report_changes, parts.branch, parts.problems,
         parts.policy_file, note, claim=parts.claim, released_until_s=parts.requests.released_until_s,
+        lost=parts.lost,
     )  # fmt: skip
     parts.requests.is_closed = made.gpus_are_closed
     return made

@@ -161,7 +161,8 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
     check.add_argument(
         "--allow-blind",
         action="store_true",
-        help="exit with 0 even if a sensor is blind, provided that nothing else is wrong",
+        help="exit with 0 even if a sensor is blind, provided that nothing else is wrong; a saved state that"
+        " cannot be read still counts as not judged",
     )
     for each in (check, watch, serve):
         _sensors(each)

@@ -12,14 +12,13 @@ from nodeagent.cli import explanations
 from nodeagent.cli.explanations import Described, UnknownCode, look_up
 from nodeagent.cli.privileges import NEEDS
 from nodeagent.host import sensor as host
-from nodeagent.model import GONE, duration, word
+from nodeagent.model import GONE, KERNEL_LOGS, STATE_LOST, duration, word
 from nodeagent.nvml import events, polling
 from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.rules import CLEARS_IN_WORDS, HealthPolicy, Meaning, RuleKind
 from nodeagent.sysfs import sensor as sysfs
 
-LOGS = ("kmsg", "journal")
 _IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the checks of kernel lines
 _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of itself
     "nvml-events": events.CHECKS,
@@ -27,10 +26,13 @@ _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of 
     "host": host.CHECKS | {GONE},
     "sysfs": sysfs.CHECKS | {GONE},
     "agent": frozenset(
-        {"boot", "sensor_stuck", "sensor_lost", "xids_unseen", "memory_lost", "observations_dropped"}
+        {
+            *("boot", "sensor_stuck", "sensor_lost", "xids_unseen"),
+            *("memory_lost", STATE_LOST, "observations_dropped"),
+        }
     ),
     "operator": frozenset({"cleared"}),
-    **dict.fromkeys(LOGS, _IN_LOGS),
+    **dict.fromkeys(KERNEL_LOGS, _IN_LOGS),
 }
 Row = tuple[str, ...]
 _WORST_FIRST = ("unhealthy", "degraded", "healthy")
@@ -57,7 +59,7 @@ on that branch and later ones.
 def sensors_of(check: str) -> tuple[str, ...]:
     """Return the names of the sensors that observe a check; none for an unknown name."""
     if check.startswith(KERNEL):
-        return LOGS
+        return KERNEL_LOGS
     return tuple(name for name, checks in _SEES.items() if check in checks)
 
 
@@ -67,7 +69,7 @@ def page(policy: HealthPolicy) -> str:
     lines = [name.removeprefix(KERNEL) for name in policy.rules if name.startswith(KERNEL)]
     sampled = [each for each in checks if policy.rules[each].kind is not RuleKind.EVENT]
     events = [each for each in checks if policy.rules[each].kind is RuleKind.EVENT]
-    logs = " or ".join(LOGS)
+    logs = " or ".join(KERNEL_LOGS)
     parts = [
         HEAD,
         "## Checks that are sampled\n",

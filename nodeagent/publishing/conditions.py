@@ -2,8 +2,8 @@
 
 `GpuHealthy` is about the GPUs, their driver, its sensors and the NVSwitches. `TrainingNodeHealthy` is about
 everything that the agent watches. A condition is True only if the agent can vouch for it: it is Unknown
-before the first complete report, after the agent has ended, and while a sensor that could find a fault is
-blind or hangs.
+before the first complete report, after the agent has ended, while a sensor that could find a fault is blind
+or hangs, and while the loss of the agent's saved state is a finding.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nodeagent.model import (
     GPU_SENSORS,
     OPERATOR,
     ORIGINS,
+    STATE_LOST,
     HealthFinding,
     Level,
     gpu_entity,
@@ -65,8 +66,14 @@ def conditions(published: Published) -> tuple[NodeCondition, ...]:
     of_gpus = [each for each in found if _is_of_gpus(each, known)]
     gpus = [each for each in published.sensors if each.name in GPU_SENSORS]
     return (
-        _bad(GPU, of_gpus) or _gpus_unseen(published, gpus) or _vouched(GPU, of_gpus),
-        _bad(TRAINING, found) or _unseen(TRAINING, published, published.sensors) or _vouched(TRAINING, found),
+        _bad(GPU, of_gpus)
+        or _gpus_unseen(published, gpus)
+        or _forgotten(GPU, found)
+        or _vouched(GPU, of_gpus),
+        _bad(TRAINING, found)
+        or _unseen(TRAINING, published, published.sensors)
+        or _forgotten(TRAINING, found)
+        or _vouched(TRAINING, found),
     )
 
 
@@ -119,6 +126,14 @@ def _unseen(type_: str, published: Published, sensors: Iterable[SensorStatus]) -
     names = ", ".join(sorted(each.name for each in blind))
     why = f"The node agent cannot see everything: {names} is blind ({blind[0].why})"
     return NodeCondition(type_, UNKNOWN, "SensorsBlind", _ended(why))
+
+
+def _forgotten(type_: str, found: Iterable[HealthFinding]) -> NodeCondition | None:
+    lost = next((each for each in found if each.check == STATE_LOST), None)
+    if lost is None:
+        return None
+    why = f"The node agent may have forgotten a fault: {'; '.join(lost.evidence) or lost.why}"
+    return NodeCondition(type_, UNKNOWN, "StateLost", _ended(why))
 
 
 def reason_of(finding: HealthFinding) -> str:

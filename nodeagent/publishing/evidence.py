@@ -15,7 +15,7 @@ from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated,
 MAX_BYTES = 32 << 10  # all annotations of an object together may take 256 KiB
 
 _NODE = ("schema", "node", "machine_id", "boot_id", "booted_s", "version", "at_s", "clean_s", "quiet_s")
-_NODE_MORE = ("calmed_s", "clean_needs", "quiet_needs", "released")
+_NODE_MORE = ("calmed_s", "clean_needs", "quiet_needs", "released", "state_id")
 _FINDING = (
     "check", "code", "level", "action", "since_s", "last_s", "sign_s", "sources", "origins", "device",
     "lasting", "overridden",

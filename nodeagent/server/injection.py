@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.node_report import INJECTED
 from nodeagent.agent.inbox import Inbox
 from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.model import Observation
 from nodeagent.policy.rules import HealthPolicy, RuleKind
 
-SOURCE = "injected"
 MAX_LINE = 8192
 
 
@@ -36,19 +36,19 @@ def parse_injection(
     if what == "xid":
         if not value.isdigit() or int(value) > 100_000:
             raise ValueError(f"Xid {value[:40]!r}, expected a number")
-        return (Observation(at_s, "xid", entity, SOURCE, float(value)),)
+        return (Observation(at_s, "xid", entity, INJECTED, float(value)),)
     if what == "sample":
         check, _, number = value.partition("=")
         rule = policy.rules.get(check)
         if rule is None or rule.kind is RuleKind.EVENT:
             raise ValueError(f"check {check[:40]!r}, expected a sampled check: see docs/signals.md")
         try:
-            return (Observation(at_s, check, entity, SOURCE, float(number)),)
+            return (Observation(at_s, check, entity, INJECTED, float(number)),)
         except ValueError:
             raise ValueError(f"{check}={number[:40]!r}, expected a number") from None
     if what == "kernel":
         found = lines.read(value)
         if not found:
             raise ValueError("the line matches no known pattern")
-        return tuple(each.at(at_s, SOURCE) for each in found)
+        return tuple(each.at(at_s, INJECTED) for each in found)
     raise ValueError(f"what: {str(what)[:40]!r}, expected xid, kernel, sample")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.node_report import SCHEMA
-from nodeagent.agent.agent import Published, Released
+from nodeagent.agent.agent import MEMORY, Published, Released
 from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
 from nodeagent.model import DRIVER, NODE, Action, HealthFinding, HealthVerdict, Level, word
 
@@ -20,6 +20,7 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
     return {
         "schema": SCHEMA,
         **about,
+        "state_id": published.state_id,
         "at_s": round(published.at_s, 3),
         "level": word(level),
         "action": word(action),
@@ -50,16 +51,21 @@ def check_report(
     open_questions: Iterable[tuple[str, str, str]],
     for_s: float,
     *,
+    unread: Iterable[str] = (),
     allow_blind: bool = False,
 ) -> dict[str, Any]:
     """Return `health_report` for a short run, which must not report unjudged checks as healthy.
 
     `undecided` lists the checks that could not be decided in the run (`open_questions`: entity, check, why),
-    and the sensors that are blind. If it is not empty, an otherwise healthy node has the level `unknown`;
-    with `allow_blind`, only the undecided checks count. `for_s` is the duration of the run.
+    why a saved state could not be read (`unread`), and the sensors that are blind. If it is not empty, an
+    otherwise healthy node has the level `unknown`; with `allow_blind`, blind sensors do not count. `for_s` is
+    the duration of the run.
     """
     found = health_report(published, about)
-    undecided = [{"entity": e, "check": c, "why": why} for e, c, why in open_questions]
+    undecided = [
+        *({"entity": MEMORY, "check": "", "why": why} for why in unread),
+        *({"entity": e, "check": c, "why": why} for e, c, why in open_questions),
+    ]
     blind = [
         {"entity": f"sensor/{each.name}", "check": "", "why": _why_blind(each, for_s)}
         for each in published.sensors

@@ -243,6 +243,7 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         node.version,
         bad_gpus,
         len({*report.devices, *bad_gpus}) if bad_gpus else 0,
+        report.state_id,
     )
 
 
@@ -262,7 +263,8 @@ def _updated_taint(
     if not confirmed or storm.reason_for(node.name):
         return None
     outlived = _outlives_a_boot(confirmed, report, held)
-    if not (outlived or _adds_something(confirmed, report, held)):
+    found_again = _is_found_again(confirmed, report, held)
+    if not (outlived or found_again or _adds_something(confirmed, report, held)):
         return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
     return replace(
@@ -273,7 +275,15 @@ def _updated_taint(
         boot_id=report.boot_id if outlived else held.boot_id,
         replace=_merged(taint.replace, held.replace),
         gpus=max(held.gpus, len(report.devices)) if held.gpus else taint.gpus,
+        state_id=report.state_id if found_again else held.state_id,
     )
+
+
+def _is_found_again(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
+    """True if the agent has another memory than before, and it has all evidence that needs a remedy."""
+    if report.state_id in ("", held.state_id):
+        return False
+    return release.unremedied(report, held) <= {*evidence.keys(confirmed)}
 
 
 def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:

@@ -68,12 +68,14 @@ class Report:
     calmed_s: float = math.inf  # time since the last unhealthy finding cleared; inf if none is known
     boot_id: str = ""
     agent: str = ""  # the version of the agent's code; the operator's policy is not part of it
-    blind: tuple[str, ...] = ()  # sensors that currently cannot measure
+    # Sensors that currently cannot measure, and those that the agent needs but no longer has.
+    blind: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # the UUID of each GPU that is present, or its serial number
     # The sensors without which `clean_s` and `quiet_s` pause. An older agent reports none, and its times do
     # not pause.
     clean_needs: tuple[str, ...] = ()
     quiet_needs: tuple[str, ...] = ()
+    state_id: str = ""  # of the agent's memory; another one has lost evidence. "" from an older agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Quarantine:
     # (`release.with_blind_time`).
     blind_at_s: float | None = None
     blind_s: float = 0.0
+    state_id: str = ""  # of the agent's memory that has all of the evidence (`Report.state_id`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ class Taint:
     version: str = ""
     replace: tuple[str, ...] = ()
     gpus: int = 0
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ Time during which a sensor that found the fault could not measure proves nothing
 such time. An agent of an older version does, so the quarantine records on the node when its sensors are
 blind.
 
+If the agent has lost its saved state, a fault can end in its report without a remedy. A node that was out for
+such a fault then returns only after a boot that remedies it, or if an operator releases it.
+
 If a GPU must be replaced, the node returns only when that GPU is gone and another one is in its place,
 because neither a boot nor time repairs it. An operator who knows better can remove the taint.
 
@@ -21,6 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from holdfast.node_report import REMEDIES
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
@@ -35,6 +39,7 @@ from supervisor.quarantine.model import (
     Report,
 )
 
+_BOOT = "reboot it, or remove the taint if it is remedied"
 RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the required healthy period was too short
 
 
@@ -60,6 +65,10 @@ def release_quarantined(
     if held.replace and not is_remedied(node):
         why = f"{', '.join(held.replace)} must be replaced, and no other GPU has been seen in its place"
         return Hold(node.name, f"{why}: replace it, or remove the taint", alert=True)
+    if is_forgotten(report, held):
+        why = f"its agent has lost its saved state, and there is no sign of the remedy ({held.action})"
+        do = "remove the taint once the hardware is replaced" if held.action == "replace" else _BOOT
+        return Hold(node.name, f"{why}: {do}", alert=True)
     if clean_s < needed_s:
         lacks = "" if is_remedied(node) else f", without a sign of the remedy ({held.action})"
         why = f"healthy for {clean_s:.0f} of {needed_s:.0f} s{lacks}"
@@ -148,6 +157,21 @@ def release_avoided(
     return Release(node.name, f"healthy for {quiet_s:.0f} s", node.version)
 
 
+def unremedied(report: Report, held: Quarantine) -> frozenset[str]:
+    """Return the keys of the evidence that needs a remedy other than a boot since; a key ends with it."""
+    remedies = REMEDIES if report.boot_id == held.boot_id else ("replace",)
+    return frozenset(each for each in held.evidence if each.rpartition(" ")[2] in remedies)
+
+
+def is_forgotten(report: Report, held: Quarantine) -> bool:
+    """True if the evidence may have vanished with the agent's memory, and not by its remedy."""
+    if "" in (report.state_id, held.state_id) or report.state_id == held.state_id:
+        return False  # an older agent does not say which memory it has
+    if held.action not in REMEDIES or held.replace:
+        return False  # it ends without a remedy, or the GPUs in the node show that it was replaced
+    return held.action == "replace" or held.boot_id == report.boot_id
+
+
 def lemon_score(history: Sequence[PastQuarantine], now_s: float, policy: NodePolicy) -> float:
     """Return the sum of the incidents, each weighted by 0.5 to the power of its age in half-lives."""
     return sum(
@@ -177,6 +201,8 @@ def is_remedied(node: NodeView) -> bool:
     if held.replace:
         # The node must have as many GPUs as before, because the slot of a bad GPU must not just be empty.
         return len(report.devices) >= held.gpus and not {*held.replace} & {*report.devices}
+    if is_forgotten(report, held):
+        return False
     if held.action == "replace":
         return False  # nothing shows that an unknown device was replaced
     return held.action != "reboot_node" or held.boot_id != report.boot_id

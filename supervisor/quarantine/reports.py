@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.node_report import DEGRADED, MAX_WORD, SCHEMA, UNHEALTHY
+from holdfast.node_report import AGENT, DEGRADED, INJECTED, MAX_WORD, SCHEMA, UNHEALTHY
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import NodeFinding, NodePolicy, NodeView, Report, is_usable
 
@@ -162,11 +162,18 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         math.inf if raw.get("calmed_s") is None else _number(raw, "calmed_s"),
         _word(raw, "boot_id"),
         _word(raw, "version"),
-        tuple(_word(each, "name") for each in sensors if each.get("sees") is False),
+        (*(_word(each, "name") for each in sensors if each.get("sees") is False), *_missing(raw, sensors)),
         tuple(sorted({_device(gpu) for gpu in gpus} - {""})),
         (*_words(raw, "clean_needs"), *released),
         (*_words(raw, "quiet_needs"), *released),
+        _word(raw, "state_id"),
     )
+
+
+def _missing(raw: Mapping[str, Any], sensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the sensors that the agent needs to see the end of its findings but no longer has, sorted."""
+    needed = {*_words(raw, "clean_needs"), *_words(raw, "quiet_needs")}
+    return sorted(needed - {AGENT, INJECTED, *(_word(each, "name") for each in sensors)}) if sensors else []
 
 
 def _finding(

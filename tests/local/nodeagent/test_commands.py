@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pytest
 from holdfast import parts
 from holdfast.process.clock import boot_id
 from nodeagent.agent import saved_state
-from nodeagent.cli import commands
+from nodeagent.cli import commands, options
 from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import OperatorRequests
@@ -298,6 +299,68 @@ def test_a_check_in_which_every_sensor_is_blind_is_not_healthy(tmp_path: Path) -
     assert node(*words, "--allow-blind").returncode == 0
 
 
+def unhindered(tmp_path: Path) -> list[str]:
+    """Return the words of a check that judges nothing but the saved state."""
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    blind = ["--sys", str(nothing), "--proc", str(nothing), "--kernel-log", "none", "--allow-blind"]
+    return ["check", "--for", "0.3", "--state-dir", str(tmp_path / "state"), *blind]
+
+
+def test_a_check_that_cannot_read_the_state_does_not_call_the_node_healthy(tmp_path: Path) -> None:
+    words, state = unhindered(tmp_path), tmp_path / "state" / saved_state.NAME
+    assert node(*words).returncode == 0, "an agent that has never run is no problem"
+    saved_state.save(tmp_path / "state", saved_state.SavedState())
+    assert node(*words).returncode == 0
+    state.write_bytes(state.read_bytes()[:-1])
+    done = node(*words)
+    assert (done.returncode, "unknown    sensor/memory" in done.stdout) == (3, True), done.stdout
+    state.unlink()
+    os.mkfifo(state)  # opening it hangs, as on a disk that does not answer
+    done = node(*words, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["level"], found["undecided"][0]["entity"]) == (
+        3,
+        "unknown",
+        "sensor/memory",
+    )
+    assert "the disk has not answered" in found["undecided"][0]["why"]
+
+
+class Exited(Exception):
+    pass
+
+
+def check_here(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
+    """Return the exit code of a check that runs in this process."""
+
+    def exited(code: int) -> None:
+        raise Exited(code)
+
+    monkeypatch.setattr(commands, "_exit", exited)
+    with pytest.raises(Exited) as end:
+        commands.check(options.parse(words))
+    return int(end.value.args[0])
+
+
+def test_a_check_without_the_state_of_another_users_agent_does_not_call_the_node_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, service = unhindered(tmp_path), tmp_path / "service"
+    monkeypatch.setattr(commands, "ROOT_STATE", service)
+    assert check_here(monkeypatch, words) == 0
+    service.mkdir()
+    (service / "lock").touch()
+    assert check_here(monkeypatch, words) == 3
+    assert "is empty: what the agent of" in capsys.readouterr().out
+    answers = threading.Event()
+    monkeypatch.setattr(commands, "ASK_S", 0.2)
+    monkeypatch.setattr(commands, "_foreign_memory", lambda _: answers.wait(PATIENCE_S) and None)
+    assert check_here(monkeypatch, words) == 3
+    answers.set()
+    assert "it may have a saved state" in capsys.readouterr().out
+
+
 def test_a_check_says_that_the_memory_of_another_user_is_not_included(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +479,25 @@ def test_an_agent_starts_on_a_full_disk_and_saves_its_state_once_there_is_room(
     fill(full)
     with serving(state, fake) as agent:
         assert agent.finding(fake.entity(0), "xid", 79)["code"] == 79
+        agent.end()
+
+
+def test_an_agent_whose_state_is_damaged_vouches_for_nothing_until_an_operator_has_looked(
+    tmp_path: Path, fake: Fake
+) -> None:
+    (tmp_path / saved_state.NAME).write_bytes(b"torn")
+    with serving(tmp_path, fake) as agent:
+        finding = agent.finding("sensor/memory", "state_lost")
+        assert (finding["level"], finding["clears"]) == ("degraded", "1 h without another")
+        lost = agent.until(lambda health: all(each["calls"] for each in health["sensors"]))
+        assert (lost["clean_s"], lost["quiet_s"]) == (0.0, 0.0)
+        agent.end()
+    with serving(tmp_path, fake) as agent:
+        assert agent.finding("sensor/memory", "state_lost"), "a restart does not end it"
+        assert agent.get("/v1/health")["state_id"] == lost["state_id"]
+        done = node("clear", "sensor/memory", "--why", "no fault was known", "--state-dir", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        agent.until(lambda health: health["clean_s"] > 0)
         agent.end()
 
 

@@ -245,3 +245,23 @@ def test_an_hour_of_blindness_is_no_hour_of_health(world: World) -> None:
     world.until(sees=True)
     assert world.after(0.0)["clean_s"] == before_s
     assert world.after(20.0)["clean_s"] == before_s + 20.0
+
+
+def test_time_without_a_needed_sensor_does_not_count() -> None:
+    found = CleanTime().after(0.0, standing(Level.UNHEALTHY, "kmsg", "agent", "injected"), ready=True)
+    assert found.missing(["sysfs"]) == {"kmsg"}, "the agent's own findings need no sensor"
+    assert found.missing(["kmsg"]) == frozenset()
+    other_way = found.with_sensors(["journal", "sysfs"])
+    assert other_way.missing(["journal", "sysfs"]) == frozenset(), "it reads the same log"
+    assert other_way.needs_as_json()["clean_needs"] == ["agent", "injected", "journal"]
+    assert found.with_sensors(["sysfs"]).missing(["sysfs"]) == {"kmsg"}
+
+
+def test_an_agent_that_no_longer_has_the_sensor_of_the_fault_does_not_prove_health(world: World) -> None:
+    needs = frozenset({"nvml-events"})
+    world.agent.state.clean_time = CleanTime(0.0, 10.0, 10.0, needs=(needs, needs))
+    before_s = world.after(5.0)["clean_s"]
+    assert world.after(60.0)["clean_s"] == before_s
+    found = world.after(3600.0)
+    assert (found["clean_s"], found["quiet_s"]) == (before_s, before_s)
+    assert {each["name"] for each in found["sensors"]} == {"kmsg"}  # type: ignore[attr-defined]

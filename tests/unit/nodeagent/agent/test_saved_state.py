@@ -15,7 +15,9 @@ from nodeagent.agent import saved_state
 from nodeagent.agent.changes import ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.saved_state import BEFORE, MAX_HISTORY, NAME, SavedState
-from nodeagent.model import Action, Level
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.model import Action, Level, Observation
+from nodeagent.policy.loading import shipped
 from nodeagent.sensing.clock import Anchor
 
 
@@ -40,6 +42,32 @@ def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
 
 def test_without_a_file_the_state_is_empty(tmp_path: Path) -> None:
     assert saved_state.load(tmp_path / "nowhere") == (SavedState(), ())
+
+
+def test_what_the_reader_would_refuse_for_its_size_is_saved_without_texts_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = Evaluator(shipped())
+    for number in range(20):
+        at_s = 1000.0 * number
+        for check, value in (("xid", 95.0), ("gpu_temperature_margin", 40.0)):
+            seen = Observation(at_s, check, f"gpu/0000:{number:02x}:00.0", "kmsg", value, text="x" * 500)
+            evaluator.add(seen)
+    state = replace(full(), evidence=evaluator.dump())
+    assert len(saved_state.encode(state)) > 15_000
+    monkeypatch.setattr(saved_state, "MAX_BYTES", 15_000)
+    saved_state.save(tmp_path, state)
+    loaded, problems = saved_state.load(tmp_path)
+    again = Evaluator(shipped())
+    again.load(loaded.evidence)
+    now_s = 30_000.0
+    assert problems == ()
+    assert len(found := again.findings(now_s)) >= 20
+    assert found == tuple(replace(each, evidence=()) for each in evaluator.findings(now_s))
+    monkeypatch.setattr(saved_state, "MAX_BYTES", 5_000)
+    with pytest.raises(OSError, match="at most 5000 can be read again"):
+        saved_state.save(tmp_path, state)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [NAME], "the previous file is unchanged"
 
 
 def test_changes_are_numbered_permanently_and_the_newest_are_kept() -> None:
@@ -249,3 +277,30 @@ def test_a_file_of_a_version_that_did_not_pause_the_clean_time_is_loaded(tmp_pat
     (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(raw), len(raw)) + raw)
     unpaused = replace(full(), clean_time=CleanTime(1.0, None, 3.0))
     assert saved_state.load(tmp_path) == (unpaused, ())
+
+
+def test_a_state_keeps_its_id_until_a_part_of_it_is_lost(tmp_path: Path) -> None:
+    for state in (replace(full(), id="first"), replace(full(), last_s=100.0, id="first")):
+        saved_state.save(tmp_path, state)
+    assert saved_state.load(tmp_path)[0].id == "first"
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:-1])
+    previous, problems = saved_state.load(tmp_path)
+    assert (previous.last_s, previous.id != "first", len(problems)) == (99.0, True, 1)
+    raw = json.loads((tmp_path / BEFORE).read_bytes().partition(b"\n")[2])
+    assert raw.pop("id") == "first"
+    text = json.dumps(raw).encode()
+    (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(text), len(text)) + text)
+    assert len(saved_state.load(tmp_path)[0].id) == 16, "an earlier agent wrote none"
+
+
+@pytest.mark.parametrize("content", [b"torn", b'5a1dc9f0 13\n{"version":2}'])
+def test_a_state_that_was_set_aside_is_still_missing_if_nothing_was_saved_since(
+    tmp_path: Path, content: bytes
+) -> None:
+    for name in saved_state.names(1):
+        (tmp_path / name).write_bytes(content)
+    assert len(saved_state.load(tmp_path, set_aside=True)[1]) == 2
+    [problem] = saved_state.load(tmp_path)[1]
+    assert "has only files that could not be used: memory.1.before." in problem
+    saved_state.save(tmp_path, full())
+    assert saved_state.load(tmp_path) == (full(), ())

@@ -57,6 +57,7 @@ def test_an_agent_starts_without_its_state_while_the_disk_hangs_and_learns_when_
     assert "the disk has not answered" in parts.problems[0]
     assert (parts.folder, parts.claim) == (None, None), "it may not replace the state that it has not read"
     assert parts.disk_answers is not None
+    assert parts.lost == parts.problems[0]
     assert not parts.disk_answers.is_set()
     answers.set()
     assert parts.disk_answers.wait(PATIENCE_S)
@@ -74,6 +75,7 @@ def test_an_agent_starts_on_a_node_whose_file_system_is_damaged_or_gone(
     monkeypatch.setattr(saved_state, "load", damaged)
     parts = assembly.assemble(options.parse(["serve", "--state-dir", str(tmp_path)]), keeps=True)
     assert f"{tmp_path}: {os.strerror(number)}: the saved state is not used" in parts.problems
+    assert parts.lost in parts.problems
 
 
 def test_a_disk_that_hangs_at_the_start_does_not_keep_the_policy_from_being_read(
@@ -135,6 +137,24 @@ def test_an_agent_starts_with_the_shipped_policy_if_neither_disk_answers(
     assert "the disk has not answered" in parts.problems[0]
     assert parts.disk_answers is not None
     assert parts.disk_answers.wait(PATIENCE_S)
+
+
+def test_a_start_without_a_file_is_no_loss_and_one_with_a_damaged_file_is(tmp_path: Path) -> None:
+    asked = options.parse(["serve", "--state-dir", str(tmp_path)])
+
+    def lost(*, keeps: bool) -> str:
+        parts = assembly.assemble(asked, keeps=keeps)
+        if parts.claim is not None:
+            parts.claim.release()
+        return parts.lost
+
+    assert lost(keeps=True) == ""
+    saved_state.save(tmp_path, SavedState())
+    assert lost(keeps=True) == ""
+    (tmp_path / saved_state.NAME).write_bytes(b"torn")
+    assert lost(keeps=False) == "", "what only reads reports a problem"
+    assert "is not used" in lost(keeps=True)
+    assert "has only files that could not be used" in lost(keeps=True), "it ended before it saved anything"
 
 
 def test_a_look_starts_without_the_state_that_does_not_answer(

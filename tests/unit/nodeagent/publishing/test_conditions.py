@@ -8,7 +8,7 @@ import pytest
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import SensorStatus
 from nodeagent.evaluation.evaluator import Evaluator
-from nodeagent.model import Action, Level, Observation
+from nodeagent.model import STATE_LOST, Action, Level, Observation
 from nodeagent.policy.loading import shipped
 from nodeagent.publishing import conditions
 from nodeagent.publishing.conditions import GPU, MAX_MESSAGE, TRAINING
@@ -135,3 +135,13 @@ def test_every_condition_is_one_bounded_sentence_with_a_reason_that_kubernetes_a
             assert not each.message.endswith("..")
     assert [each.reason for each in conditions.stopped()] == ["AgentStopped"] * 2
     assert [each.status for each in (*conditions.stopped(), *conditions.silent(10.0))] == ["Unknown"] * 4
+
+
+def test_an_agent_without_its_state_vouches_for_nothing() -> None:
+    lost = Observation(1.0, STATE_LOST, "sensor/memory", "agent", text="the disk has not answered for 15 s")
+    state = observed(lost)
+    assert seen(state) == {GPU: ("Unknown", "StateLost"), TRAINING: ("Unknown", "StateLost")}
+    said = "The node agent may have forgotten a fault: the disk has not answered for 15 s."
+    assert {each.message for each in conditions.conditions(state)} == {said}
+    worse = observed(lost, Observation(1.0, "xid", "gpu/0000:3b:00.0", "kmsg", 79.0))
+    assert seen(worse) == {GPU: ("False", "Xid79"), TRAINING: ("False", "Xid79")}

@@ -38,6 +38,14 @@ def test_a_check_that_could_not_be_judged_is_unknown_even_if_blind_sensors_are_a
     assert checked(HOST, questions=(question,), allow_blind=True) == ("unknown", ["not for 60 s yet"])
 
 
+def test_a_state_that_could_not_be_read_is_undecided_even_if_blind_sensors_are_allowed() -> None:
+    published = Published(1.0, verdicts([], ["node"]), (HOST,))
+    for allow_blind in (False, True):
+        found = report.check_report(published, {}, (), 2.0, unread=["it is torn"], allow_blind=allow_blind)
+        assert found["level"] == "unknown"
+        assert found["undecided"] == [{"entity": "sensor/memory", "check": "", "why": "it is torn"}]
+
+
 def test_a_sensor_that_has_not_answered_is_listed_with_the_time_given() -> None:
     assert "it has not answered in 2 s" in checked(SLOW, OPERATOR)[1]
 

@@ -303,3 +303,67 @@ def test_what_an_operator_has_taken_out_returns_only_at_an_operators_word() -> N
     ]
     assert hold.alert, "after three days, it is not forgotten"
     assert not release.may_be_traded(node, NOW_S, replace(POLICY, max_clean_s=30 * DAY_S))
+
+
+RESET = finding("GPU-1 xid 95 reset_gpu", action="reset_gpu", sources=("nvml-events", "runs"))
+
+
+def out_for(*findings: NodeFinding, **given: Any) -> NodeView:
+    return node_of(settled(pool(bad("a", report=report(*findings, state_id="m1", **given)))), "a")
+
+
+def held_as_forgotten(node: NodeView, later_s: float = DAY_S) -> bool:
+    view = pool(node, now_s=NOW_S + later_s)
+    [held] = [each for each in decide(view, POLICY) if each.node == "a"]
+    if isinstance(held, Hold) and "has lost its saved state" in held.why:
+        assert held.alert
+        assert not release.may_be_traded(node, NOW_S + later_s, POLICY)
+        return True
+    assert isinstance(held, Release)
+    return False
+
+
+def test_a_fault_that_vanished_with_the_agents_memory_is_not_remedied() -> None:
+    node = out_for(RESET)
+    assert node.quarantine is not None
+    assert node.quarantine.state_id == "m1"
+    assert not held_as_forgotten(recovered(node, DAY_S, state_id="m1")), "the agent has seen the reset"
+    assert held_as_forgotten(recovered(node, DAY_S, state_id="m2"))
+    assert held_as_forgotten(recovered(node, 60 * DAY_S, state_id="m2"), 60 * DAY_S), "time is no remedy"
+    assert not held_as_forgotten(recovered(node, DAY_S, state_id="m2", boot_id="b2"))
+    assert released_by_operator(node, NOW_S).quarantine is None
+
+
+def test_an_agent_or_a_taint_that_names_no_memory_shows_no_loss() -> None:
+    assert not held_as_forgotten(recovered(out_for(RESET), DAY_S))
+    older = node_of(settled(pool(bad("a", RESET))), "a")
+    assert not held_as_forgotten(recovered(older, DAY_S, state_id="m2"))
+
+
+def test_a_fault_without_a_remedy_may_end_in_another_memory() -> None:
+    assert not held_as_forgotten(recovered(out_for(alone()), DAY_S, state_id="m2"))
+
+
+def test_a_lost_replacement_is_not_made_up_by_a_boot() -> None:
+    node = out_for(replace(DEAD, key="gpu/0 xid 64 replace", device=""))
+    assert held_as_forgotten(recovered(node, 60 * DAY_S, state_id="m2", boot_id="b2"), 60 * DAY_S)
+    known = out_for(DEAD, devices=GPUS)
+    exchanged = recovered(known, DAY_S, state_id="m2", boot_id="b2", devices=(*GPUS[1:], "GPU-9"))
+    assert not held_as_forgotten(exchanged), "the GPUs show it"
+
+
+def test_a_fault_that_the_new_memory_has_again_ends_by_its_remedy_there() -> None:
+    other = finding("GPU-2 xid 95 reset_gpu", action="reset_gpu", sources=("nvml-events", "runs"))
+    node = out_for(RESET, other)
+    partly = node_of(settled(pool(replace(node, report=report(RESET, state_id="m2")))), "a")
+    assert held_as_forgotten(recovered(partly, DAY_S, state_id="m2")), "the other fault is still forgotten"
+    wholly = node_of(settled(pool(replace(node, report=report(RESET, other, state_id="m2")))), "a")
+    assert not held_as_forgotten(recovered(wholly, DAY_S, state_id="m2"))
+
+
+def test_after_a_boot_only_the_faults_that_outlived_it_must_be_known_again() -> None:
+    node = out_for(RESET, finding("GPU-2 xid 79 reboot_node"))
+    again = report(finding("GPU-2 xid 79 reboot_node"), state_id="m2", boot_id="b2")
+    node = node_of(settled(pool(replace(node, report=again))), "a")
+    assert held_as_forgotten(recovered(node, DAY_S, state_id="m3", boot_id="b2"))
+    assert not held_as_forgotten(recovered(node, 7 * DAY_S, state_id="m2", boot_id="b2"), 7 * DAY_S)

@@ -37,6 +37,11 @@ def raw(*findings: dict[str, Any], **given: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_a_report_says_which_memory_it_is_from() -> None:
+    assert read_report(raw(XID, state_id="m1")).state_id == "m1"
+    assert read_report(raw(XID)).state_id == ""
+
+
 def test_a_report_of_an_older_agent_is_read_as_far_as_it_says() -> None:
     place = "gpu/0000:2b:00.0 xid 79 reboot_node"
     port = "port/mlx5_0/1 ib_port contact_support"
@@ -212,3 +217,9 @@ def test_a_report_from_before_the_last_boot_is_old_and_no_contradiction() -> Non
     rebooted = Machine("b2", "", NOW_S - 4.0)
     assert heard(NODE, rebooted, [of("b1", 5.0)], NOW_S, POLICY) == NODE
     assert heard(NODE, rebooted, [of("b1", 3.0)], NOW_S, POLICY).refused
+
+
+def test_a_sensor_that_the_agent_needs_but_no_longer_has_is_blind() -> None:
+    needs = {"clean_needs": ["nvml-events", "agent", "injected"], "quiet_needs": ["sysfs", "host"]}
+    assert read_report(raw(XID, **needs)).blind == ("kmsg", "host", "nvml-events")
+    assert read_report(raw(XID, **needs, sensors=None)).blind == (), "it does not say which it has"
