@@ -28,6 +28,7 @@ NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers
 TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
+PAUSE_S = 0.5
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
@@ -104,6 +105,7 @@ class Lag(selectors.DefaultSelector):
         super().__init__()
         self._clock = clock
         self._since_s = 0.0  # when the last poll ended; 0 before the first poll
+        self._paused_s = 0.0  # the total of the long times between two polls
         self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -128,8 +130,18 @@ class Lag(selectors.DefaultSelector):
         most_s = max((each.most_s for each in seconds), default=0.0)
         return most_s, min(p99_s, most_s)
 
+    def paused_s(self) -> float:
+        """Return for how long the loop has read no events, in all pauses of more than `PAUSE_S` so far.
+
+        In a pause, this process was stopped or busy, so what others have sent since is unread.
+        """
+        took_s = self._clock() - self._since_s if self._since_s else 0.0
+        return self._paused_s + (took_s if took_s > PAUSE_S else 0.0)
+
     def _note(self, now_s: float) -> None:
         took_s = now_s - self._since_s
+        if took_s > PAUSE_S:
+            self._paused_s += took_s
         at_s = int(now_s)
         if not self._seconds or self._seconds[-1].at_s != at_s:
             self._seconds.append(_Second(at_s))

@@ -147,6 +147,7 @@ class ClusterSupervisor:
             rack_of,
             lambda node, fault: quarantine.note_run_fault(node, fault),
             lambda: term.may_order,
+            self._measured.paused_s,
             room,
         )
         pods, supervisions = self._mirror_pods(changed), self._mirror_supervisions(changed)

@@ -105,6 +105,7 @@ class ClusterContext:
     # records a fault that a node's hardware explains; calling it again changes nothing
     note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
     may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
+    paused_s: Callable[[], float] | None = None  # for how long this process has read no events in all
     room: ClusterRoom | None = None  # for standbys; without it, none is created
 
 
@@ -520,6 +521,7 @@ class SupervisedJob:
             time.monotonic_ns(),
             lambda: CALM_S if self._is_calm() else BUSY_S,
             self._context.rack_of,
+            self._context.paused_s,
         )
         summary = self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded

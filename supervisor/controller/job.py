@@ -74,13 +74,16 @@ class Job:
         started_ns: int,
         beat_s: Callable[[], float] = lambda: BEAT_S,
         rack_of: Callable[[str], str] = lambda _node: "",
+        paused_s: Callable[[], float] | None = None,
     ) -> None:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
         `beat_s` returns the longest sleep until the next decision. `rack_of` returns a node's rack,
-        or "" if it is unknown.
+        or "" if it is unknown. `paused_s` returns for how long this process has read no reports in all, as
+        `event_loop.Lag.paused_s` does; without it, only pauses between two decisions are noticed.
         """
         self._beat_s = beat_s
+        self._paused_s, self._discounted_s = paused_s, paused_s() if paused_s is not None else 0.0
         self._rack_of = rack_of
         self.policy = policy
         self.publisher = publisher
@@ -140,10 +143,19 @@ class Job:
             if len(self._sidecars) > LARGE:
                 await asyncio.sleep(len(self._sidecars) * REST_S)
             self.wake.clear()
-            if late_ns > LATE_NS:  # this process was stopped, and reports that arrived since then are unread
-                self.member_server.discount_own_pause(late_ns)
-                self.watch = observation.discount_pause(self.watch, late_ns)
+            if self._paused_s is None and late_ns > LATE_NS:
+                self._discount(late_ns)
         await self._leave()
+
+    def _discount(self, late_ns: int) -> None:
+        """Do not count a time in which this process was stopped, because reports that arrived are unread."""
+        self.member_server.discount_own_pause(late_ns)
+        self.watch = observation.discount_pause(self.watch, late_ns)
+
+    def _discount_pauses(self) -> None:
+        if self._paused_s is not None and (paused_s := self._paused_s()) > self._discounted_s:
+            self._discount(int((paused_s - self._discounted_s) * 1e9))
+            self._discounted_s = paused_s
 
     @property
     def _has_ended(self) -> bool:
@@ -349,6 +361,7 @@ class Job:
 
     def _observe(self) -> View:
         """Return the current view. Remember its existing members, new checkpoints and late ranks."""
+        self._discount_pauses()
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()

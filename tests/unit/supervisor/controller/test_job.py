@@ -37,7 +37,7 @@ from supervisor.view.model import (
     View,
     Wait,
 )
-from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, progress, rank, report, view
 
 
 @dataclass
@@ -457,3 +457,23 @@ def test_the_status_explains_why_the_members_memory_cannot_be_used(job: Job) -> 
         assert isinstance(job.backend, Backend)
         job.backend.volume_error = why
         assert published(job)["volume_error"] == why
+
+
+def test_time_in_which_this_process_read_nothing_is_not_counted_as_silence_whenever_it_was(
+    tmp_path: Path,
+) -> None:
+    """For example, it was stopped while it wrote a decision, and not while it waited for a report."""
+    paused_s = 0.0
+    now_ns = 100 * S
+    connections = MemberServer(lambda: now_ns, lambda: None)
+    records = RunDirectoryRecords(tmp_path)
+    publisher = StatusPublisher(RunDir(tmp_path))
+    job = Job(Policy(), publisher, Backend(), connections, records, True, 0, paused_s=lambda: paused_s)
+    line = connections.connection("m0")
+    paused_s, now_ns = 5.0, 105 * S
+    job._observe()
+    assert line.heard_ns == 105 * S
+    now_ns = 107 * S
+    job._observe()
+    assert line.heard_ns == 105 * S, "a pause is discounted once"
+    job.journal.decisions.close()

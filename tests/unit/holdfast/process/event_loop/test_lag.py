@@ -37,6 +37,20 @@ def test_the_longest_lag_and_a_high_percentile_are_reported() -> None:
     assert 0.001 <= p99_s <= 0.002
 
 
+def test_pauses_add_up_and_the_present_one_counts_before_the_next_poll() -> None:
+    clock = Clock()
+    with event_loop.Lag(clock) as measured:
+        assert measured.paused_s() == 0.0
+        looked(measured, clock, 0.3, 5.0, *[0.001] * 500, 2.0)
+        assert round(measured.paused_s(), 6) == 7.0
+        clock.now_s += 0.4
+        assert round(measured.paused_s(), 6) == 7.0
+        clock.now_s += 0.6
+        assert round(measured.paused_s(), 6) == 8.0
+        looked(measured, clock)
+        assert round(measured.paused_s(), 6) == 8.0
+
+
 def test_measurements_older_than_a_minute_are_forgotten() -> None:
     clock = Clock()
     with event_loop.Lag(clock) as measured:
