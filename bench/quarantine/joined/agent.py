@@ -319,7 +319,7 @@ class NodeAgent:
             known = self._gpus.gpus[gpu.pci] = GpuHistory(gpu.uuid)
             self._put(Observation(self._clock.at(now_s), "replaced", entity, "nvml-polling", text=text))
         if (
-            (check == "gpu_state" and known.take_state(int(value)))
+            (check == "gpu_state" and known.take_state(int(value), present=True))
             or (check == "recovery_action" and known.take_recovery(int(value)))
             or (check == "ecc_dbe" and known.take_uncorrected(value, self._starts))
         ):
