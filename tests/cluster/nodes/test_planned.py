@@ -137,7 +137,8 @@ def preemptor(cluster: ClusterUnderTest, job: TrainingJob, node: str) -> Json:
     """Return a pod that fits on the node only without the job's pod."""
     free = millicores(cluster.read(f"/api/v1/nodes/{node}")["status"]["allocatable"]["cpu"])
     for each in cluster.read(f"/api/v1/pods?fieldSelector=spec.nodeName={node}")["items"]:
-        if each["metadata"]["namespace"] != job.namespace:
+        has_ended = each["status"].get("phase") in ("Succeeded", "Failed")  # its requests no longer count
+        if each["metadata"]["namespace"] != job.namespace and not has_ended:
             containers = [*each["spec"]["containers"], *each["spec"].get("initContainers", ())]
             asked = ((each.get("resources") or {}).get("requests") or {} for each in containers)
             free -= sum(millicores(each.get("cpu", "0")) for each in asked)
