@@ -151,8 +151,8 @@ def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]
     if not policy.members_created_externally or count < 2:
         return ()
     blocks = {0, (block - 1) % count, (block + 1) % count} - {block}
-    urls = (memory.peers[each * memory.nproc].url for each in sorted(blocks)) if memory.peers else ()
-    return tuple(url for url in urls if url)
+    urls = {each.rank // memory.nproc: each.url for each in memory.peers if each.url}
+    return tuple(urls[each] for each in sorted(blocks) if each in urls)
 
 
 def _sources(memory: JobState, member: str, block: int) -> tuple[StateSource, ...]:

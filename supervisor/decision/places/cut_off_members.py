@@ -67,13 +67,13 @@ def _pairs(view: View, policy: Policy) -> frozenset[tuple[int, int]]:
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
         return frozenset()
-    positions = {memory.peers[block * memory.nproc].url: block for block in range(len(memory.placement))}
+    positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
     found: set[tuple[int, int]] = set()
     for position, each in enumerate(there):
         if each is None or each.report is None or not reporting[position]:
             continue
         for other in (positions.get(url) for url in each.report.unreached):
-            if other is not None and reporting[other]:
+            if other is not None and other != position and 0 <= other < len(there) and reporting[other]:
                 found.add((min(position, other), max(position, other)))
     return frozenset(found)
 
