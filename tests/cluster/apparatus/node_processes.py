@@ -64,8 +64,10 @@ class NodeProcesses:
 
     def prepare(self, node: str) -> None:
         """Start a pod on `node`, so that a later kill takes no longer than a request."""
-        if node in self._nodes:
+        if node in self._nodes and self._runs(node):
             return
+        if node in self._nodes:  # it has ended together with the node
+            self.forget(node)
         self._cluster.kubectl("apply", "-n", self._namespace, "-f", "-", text=json.dumps(_pod(node)))
         self._cluster.wait(
             "condition=Ready", f"pod/{_name(node)}", namespace=self._namespace, limit_s=READY_S
@@ -80,6 +82,11 @@ class NodeProcesses:
         self._nodes.discard(node)
         words = ("--ignore-not-found", "--grace-period=0", "--force")
         self._cluster.kubectl("delete", "pod", _name(node), "-n", self._namespace, *words)
+
+    def _runs(self, node: str) -> bool:
+        pod = self._cluster.read(f"/api/v1/namespaces/{self._namespace}/pods/{_name(node)}")
+        found = (pod.get("status") or {}).get("conditions") or ()
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in found)
 
     def kill_first(self, node: str, container_id: str) -> None:
         """Kill the first process of the container with this id, in the form `runtime://id`."""

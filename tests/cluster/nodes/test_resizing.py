@@ -98,7 +98,12 @@ def test_a_job_without_a_node_for_its_new_pod_goes_on_smaller_and_grows_back(
     job.until(lambda: group_of(2), "two members train", GROUP_S)
     installed.kubectl("label", "--overwrite", "node", *nodes, f"{LABEL}=yes")
     job.until(lambda: group_of(3), "three members train again", GROUP_S)
-    shrunk, grown = job.status()["recent"][-2:]
+
+    def closed() -> list[Json] | None:
+        found: list[Json] = job.status()["recent"][-2:]
+        return None if any(each["open"] for each in found) else found
+
+    shrunk, grown = job.until(closed, "both incidents are over", GROUP_S)
     for each in (shrunk, grown):
         print(f"{each['why']}: without training for {each['recovered_s']:.2f} s")  # noqa: T201
     assert (shrunk["kind"], shrunk["world_size"]) == ("member_lost", {"before": 3, "after": 2})
