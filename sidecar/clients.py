@@ -200,6 +200,7 @@ class SupervisorClient:
         self._interval_s = interval_s
         self.dirty = asyncio.Event()
         self.alone_since_s: float | None = time.monotonic()
+        self.connections = 0  # how many there have been
 
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""
@@ -226,6 +227,7 @@ class SupervisorClient:
                     if self._tls is not None and (raw := socket.get_extra_info("socket")) is not None:
                         network.end_if_unreachable(raw, UNREACHABLE_S)
                     begun_s = time.monotonic()
+                    self.connections += 1
                     try:
                         await self._talk(socket)
                     finally:

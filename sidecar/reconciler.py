@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
@@ -134,6 +135,7 @@ class Sidecar:
         self._drilled = CompletedDrills(config.directory)
         self._lone = LoneMember(self._send_order)
         self._neighbours = NeighbourProbe()
+        self._asked_by = 0  # the number of the connection on which a supervisor last named neighbours
 
     # -- reporting
 
@@ -186,8 +188,15 @@ class Sidecar:
             storage=self.storage_lister.listing if self.storage_lister is not None else None,
             notes=(self.refused,) if self.refused else (),
             launcher_unreachable=self.observed.unreachable,
-            unreached=self._neighbours.unreached,
+            **self._unreached(),
         )
+
+    def _unreached(self) -> dict[str, Any]:
+        """Return the fields of the report about neighbours, if the connected supervisor knows them."""
+        found = self._neighbours.unreached
+        if not found or self._asked_by != self.supervisor.connections:
+            return {}
+        return {"unreached": found, "unreached_s": round(self._neighbours.unreached_s(time.monotonic()), 1)}
 
     def _changed(self) -> None:
         state = self.launcher.state
@@ -238,6 +247,8 @@ class Sidecar:
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
         self.order = order
+        if order.neighbours:
+            self._asked_by = self.supervisor.connections
         self.checkpoint_schedule.note_order(order)
         lineage = self.fence.learn(order)
         self.checkpoint_saver.retention = Retention(order.keep, lineage, order.proven, order.epoch)
@@ -439,7 +450,7 @@ class Sidecar:
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
         if probe.is_due(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
-            self._begin("neighbours", probe.probe(neighbours))
+            self._begin("neighbours", probe.probe(neighbours, now_s))
 
     def _forget_void(self) -> None:
         """Discard the snapshot of a void step, whose state a rank on some member changed after the commit.

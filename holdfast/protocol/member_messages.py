@@ -38,7 +38,7 @@ MAX_SEALS = 8
 MAX_UNUSABLE = 64
 MAX_NOTES = 8
 MAX_LISTED = 64  # the newest checkpoints, and as many damaged ones
-MAX_NEIGHBOURS = 3
+MAX_NEIGHBOURS = 4  # a member has two
 MAX_SKIPPED = 512  # only the highest skipped steps, because no run goes back further
 
 MemberAction: TypeAlias = Literal["idle", "run", "secure", "stop"]  # see `MemberOrder`
@@ -271,11 +271,13 @@ class MemberReport:
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
-    # Those of the order's `neighbours` that this member cannot reach although its ranks are held up. Not in
-    # the journal: only members on a cluster have neighbours.
+    # Those of the order's `neighbours` that this member reached before and does not reach now, while its
+    # ranks are held up, and for how long it has reached none of them. Not in the journal: only members on a
+    # cluster have neighbours. Only sent to a supervisor that has named neighbours on the same connection.
     unreached: tuple[str, ...] = field(
         default=(), metadata={"in_journal": False, **added(), **at_most(MAX_NEIGHBOURS)}
     )
+    unreached_s: float = field(default=0.0, metadata={"in_journal": False, **added()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +353,8 @@ class MemberOrder:
     exit_code: int = 0  # for "stop": the exit code of a pod's training container
     # The secret that the members of the job present to each other; "" if they use the run's token.
     secret: str = field(default="", repr=False)
-    # For "run" on a cluster: the `peer_url` of the members with rank 0, and with the ranks before and after
-    # the member's own. Only sent to a sidecar whose connection has the feature `NEIGHBOURS`.
+    # For "run" on a cluster: the `peer_url` of the members with the ranks before and after the member's own.
+    # Only sent to a sidecar whose connection has the feature `NEIGHBOURS`.
     neighbours: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
 
 

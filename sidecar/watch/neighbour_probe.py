@@ -1,37 +1,45 @@
-"""Find out which other members this member cannot reach, while its ranks are held up.
+"""Find out which neighbours this member does not reach any more, while its ranks are held up.
 
 A member may be cut off from the others although the supervisor reaches all of them: the ranks then wait for
 each other, and no inspection of processes shows why. The sidecars of the neighbours listen on the addresses
-that the ranks use, so a connection to one of them shows that packets arrive. The host's kernel accepts it,
-even if that sidecar is stopped.
+that the ranks use, so a connection to one of them shows that packets arrive. The kernel accepts it, even if
+that sidecar is stopped for a while.
 
-A network policy may allow the connections of the ranks but not those of the sidecars. So a sidecar that has
-never reached a neighbour reports nothing.
+A network policy may allow the connections of the ranks but not those of the sidecars. So only a neighbour
+that this sidecar has reached before can count as out of reach.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 PERIOD_S = 1.0  # between two attempts to reach a neighbour
 CONNECT_S = 1.5  # the limit for one attempt; the kernel sends a lost packet again after a second
+LATE_S = 0.5  # an attempt that took so much longer shows only that this process did not run
 MISSES = 3  # so many failed attempts in a row show that a neighbour is out of reach
 STARTED_S = 5.0  # the neighbours of ranks that have not completed a step are probed after this time
 FIRST_S = 10.0  # between two attempts to reach a neighbour for the first time, while nothing is wrong
+MAX_REACHED = 256
+# No packet came back, or there is no way to the host. Other errors are this host's own.
+_NO_WAY = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL})
 
 
 class NeighbourProbe:
-    """Attempts to reach the neighbours. `unreached` contains the URLs of those that it cannot reach."""
+    """Attempts to reach the neighbours. `unreached` contains the URLs of those that it no longer reaches."""
 
     def __init__(self) -> None:
         self.unreached: tuple[str, ...] = ()
         self._misses: dict[str, int] = {}
-        self._has_reached = False  # whether it has ever reached a neighbour
+        self._missed_s: dict[str, float] = {}  # since when each neighbour has been missed
+        self._reached: set[str] = set()  # the neighbours that it has ever reached
         self._generation = 0
         self._began_s = 0.0  # when the newest generation was first seen
         self._next_s = 0.0
+        self._was_held_up = False
 
     def is_due(
         self, generation: int, neighbours: Sequence[str], now_s: float, *, is_late: bool, settled: bool
@@ -39,46 +47,68 @@ class NeighbourProbe:
         """Return True if the neighbours must be probed now. Forget the results if nothing holds up the ranks.
 
         Args:
+            generation: That of the ranks.
+            neighbours: () unless the ranks run.
             is_late: Whether a rank of this member is late.
             settled: Whether the generation has completed a step.
         """
         if generation != self._generation:
             self._generation, self._began_s, self._next_s = generation, now_s, now_s
             self._forget()
-        is_held_up = is_late or (not settled and now_s - self._began_s >= STARTED_S)
+        is_held_up = bool(neighbours) and (is_late or (not settled and now_s - self._began_s >= STARTED_S))
         if not is_held_up:
             self._forget()
-        if not neighbours or now_s < self._next_s or (self._has_reached and not is_held_up):
+        elif not self._was_held_up:
+            self._next_s = now_s
+        self._was_held_up = is_held_up
+        if now_s < self._next_s or not (is_held_up or set(neighbours) - self._reached):
             return False
         self._next_s = now_s + (PERIOD_S if is_held_up else FIRST_S)
         return True
 
-    def _forget(self) -> None:
-        self.unreached, self._misses = (), {}
+    def unreached_s(self, now_s: float) -> float:
+        """Return for how long all of `unreached` have been missed; 0.0 if there are none."""
+        return now_s - max(self._missed_s[url] for url in self.unreached) if self.unreached else 0.0
 
-    async def probe(self, neighbours: Sequence[str]) -> None:
+    def _forget(self) -> None:
+        self.unreached, self._misses, self._missed_s = (), {}, {}
+
+    async def probe(self, neighbours: Sequence[str], now_s: float) -> None:
         """Attempt to reach each neighbour once, and update `unreached`."""
         generation = self._generation
-        reached = await asyncio.gather(*(_reaches(url) for url in neighbours))
-        self._has_reached = self._has_reached or any(reached)
-        if generation != self._generation or not self._has_reached:
+        answers = await asyncio.gather(*(_reaches(url) for url in neighbours))
+        reached = {url for url, there in zip(neighbours, answers, strict=True) if there}
+        if len(self._reached) > MAX_REACHED:
+            self._reached.clear()
+        self._reached |= reached
+        if generation != self._generation or not self._was_held_up:
             return
-        self._misses = {
-            url: 0 if there else self._misses.get(url, 0) + 1
-            for url, there in zip(neighbours, reached, strict=True)
-        }
-        self.unreached = tuple(url for url in neighbours if self._misses[url] >= MISSES)
+        for url, there in zip(neighbours, answers, strict=True):
+            if there:
+                self._misses.pop(url, None)
+                self._missed_s.pop(url, None)
+            elif there is False and url in self._reached:
+                self._misses[url] = self._misses.get(url, 0) + 1
+                self._missed_s.setdefault(url, now_s)
+        self.unreached = tuple(url for url in neighbours if self._misses.get(url, 0) >= MISSES)
 
 
-async def _reaches(url: str) -> bool:
-    """Return True if the host of `url` answers, even if it refuses the connection, or if `url` is invalid."""
+async def _reaches(url: str) -> bool | None:
+    """Return whether the host of `url` answers, even with a refusal; None if that is unknown."""
+    began_s = time.monotonic()
     try:
         parts = urlsplit(url)
+        if parts.hostname is None or parts.port is None:
+            return None
         connecting = asyncio.open_connection(parts.hostname, parts.port)
         _, writer = await asyncio.wait_for(connecting, CONNECT_S)
-    except (ConnectionRefusedError, ValueError):
+    except ConnectionRefusedError:
         return True
-    except (OSError, asyncio.TimeoutError):
-        return False
+    except asyncio.TimeoutError:
+        return None if time.monotonic() - began_s > CONNECT_S + LATE_S else False
+    except OSError as error:
+        return False if error.errno in _NO_WAY else None
+    except ValueError:
+        return None
     writer.transport.abort()
     return True

@@ -59,6 +59,7 @@ class PodMember:
     tolerations: tuple[Toleration, ...] = ()
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
     address: str = ""  # the pod's IP address; "" if it has none yet
+    is_initializing: bool = False  # True while one of its own init containers runs
 
     @property
     def is_ending(self) -> bool:
@@ -304,7 +305,17 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
         is_standby=bool(supervision_of(pod)),
         address=address if isinstance(address := status.get("podIP"), str) else "",
+        is_initializing=_is_initializing(pod.get("spec") or {}, status),
     )
+
+
+def _is_initializing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Return True while an init container runs that is no sidecar, which would run for as long as the pod."""
+    own = {
+        each.get("name") for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"
+    }
+    statuses = status.get("initContainerStatuses") or ()
+    return any(each.get("name") in own and "running" in (each.get("state") or {}) for each in statuses)
 
 
 def _grace_s(metadata: Mapping[str, Any]) -> float | None:

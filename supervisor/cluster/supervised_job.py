@@ -220,7 +220,8 @@ class SupervisedJob:
             self._heeded = heeded
         now_s = time.monotonic()
         memory = self.job.memory if self.job is not None else None
-        if memory is not None and (away := cut_off_members.were_cut_off(memory)):
+        is_settled = memory is not None and memory.phase == "running" and memory.settled
+        if memory is not None and is_settled and (away := cut_off_members.were_cut_off(memory)):
             self._departures.leave_as_members(self._pods, away, "its peers did not reach it")
         seats = memory.seats if memory is not None else {}
         found = self._departures.observe(self._pods, self._nodes, now_s, self._heeded, seats)

@@ -151,6 +151,7 @@ class MemberServer:
             line.heard_ns = moved(line.heard_ns)
             line.since_ns = line.since_ns and moved(line.since_ns)
             line.first_ns = line.first_ns and moved(line.first_ns)
+            line.stepped_ns = line.stepped_ns and moved(line.stepped_ns)
             line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:

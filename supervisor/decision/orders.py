@@ -144,13 +144,13 @@ def _run(
 def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]:
     """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
 
-    With rank 0, which all others need, and those beside its own ranks, each member has at most three. They
-    suffice to find the member that is cut off from the others (`places.cut_off_members`).
+    These are the members with the ranks beside its own, so each member is probed by two. This suffices to
+    find a member that is cut off from all others (`places.cut_off_members`).
     """
     count = len(memory.placement)
     if not policy.members_created_externally or count < 2:
         return ()
-    blocks = {0, (block - 1) % count, (block + 1) % count} - {block}
+    blocks = {(block - 1) % count, (block + 1) % count}
     urls = {each.rank // memory.nproc: each.url for each in memory.peers if each.url}
     return tuple(urls[each] for each in sorted(blocks) if each in urls)
 

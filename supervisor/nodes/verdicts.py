@@ -82,7 +82,6 @@ class AgentVerdicts:
             self._troubled.pop(name, None)
             return self._nodes.pop(name, None) is not None
         node = self._nodes.get(name)
-        is_first = node is None  # so the verdict may be a day old, and this process may be a new leader
         if node is None:
             node = self._nodes[name] = _Node(rack)
         node.rack = rack
@@ -91,7 +90,7 @@ class AgentVerdicts:
             return False
         node.said, node.moves = said, False
         if said:
-            node.turned_s = -math.inf if is_out or is_first else now_s
+            node.turned_s = -math.inf if is_out else now_s
             self._troubled[name] = node
         return True
 

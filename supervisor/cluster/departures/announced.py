@@ -31,6 +31,7 @@ class AnnouncedDepartures:
 
     def __init__(self) -> None:
         self._asked: dict[str, str] = {}  # by uid of a pod that must leave its node: why
+        self._unfit: dict[str, str] = {}  # the same for pods that are a last choice until they have left
         self._since_s: dict[tuple[str, str], float] = {}  # by uid and announcement: when it was first seen
         self._evicted_s: dict[str, float] = {}  # by uid: when the eviction was last requested
 
@@ -39,8 +40,11 @@ class AnnouncedDepartures:
         self._asked |= {pod.uid: why for pod in pods if pod.node == node and not pod.has_ended}
 
     def leave_as_members(self, pods: Iterable[PodMember], members: Container[str], why: str) -> None:
-        """Make the pods of these members leave their nodes. Idempotent."""
-        self._asked |= {pod.uid: why for pod in pods if pod.member in members and not pod.has_ended}
+        """Make the pods of these members, which have no ranks, leave their nodes. Idempotent.
+
+        Until a pod is gone, its member gets ranks only if there is no other one.
+        """
+        self._unfit |= {pod.uid: why for pod in pods if pod.member in members and not pod.has_ended}
 
     def observe(
         self,
@@ -72,6 +76,7 @@ class AnnouncedDepartures:
                 ends_ns = int((since_s + notice.after_s) * SECOND_NS) if notice.after_s is not None else 0
                 found[pod.member] = Departure(notice.why, ends_ns, pod.is_ending, notice.is_of_agent)
         self._asked = {uid: why for uid, why in self._asked.items() if uid in uids}
+        self._unfit = {uid: why for uid, why in self._unfit.items() if uid in uids}
         self._evicted_s = {uid: at_s for uid, at_s in self._evicted_s.items() if uid in uids}
         return found
 
@@ -85,6 +90,8 @@ class AnnouncedDepartures:
             return NodeNotice(because or f"its pod is about to be disrupted ({pod.disruption})")
         if pod.uid in self._asked:
             return NodeNotice(self._asked[pod.uid])
+        if pod.uid in self._unfit:
+            return NodeNotice(self._unfit[pod.uid], is_of_agent=True)
         node = nodes.get(ObjectName("", pod.node))
         if node is None:
             return None
@@ -104,7 +111,11 @@ class AnnouncedDepartures:
             for pod in pods
             if pod.member in departing
             and not pod.is_leaving
-            and (pod.uid in self._asked or (pod.is_standby and not departing[pod.member].may_stay))
+            and (
+                pod.uid in self._asked
+                or pod.uid in self._unfit
+                or (pod.is_standby and not departing[pod.member].may_stay)
+            )
             and now_s >= self._evicted_s.get(pod.uid, -EVICT_AGAIN_S) + EVICT_AGAIN_S
         ]
         self._evicted_s |= {pod.uid: now_s for pod in due}

@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any
 
 from supervisor.cluster.pods import PodMember
-from supervisor.cluster.standbys import pod_copy
+from supervisor.cluster.standbys import pod_copy, waiting_pods
 from supervisor.cluster.standbys.account import StandbyAccount
 from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby, NoRoom
 from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
-from supervisor.cluster.standbys.plan import NOT_PLACED, StandbyPlan, plan
+from supervisor.cluster.standbys.plan import NOT_PLACED, START_S, StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.cluster.standbys.pod_requests import requests_of
 from supervisor.cluster.supervision.contents import supervision_of
@@ -213,6 +213,7 @@ class StandbyKeeper:
             may_create=_is_calm(memory),
             over_s=None if self._over_since_s is None else now_s - self._over_since_s,
             unplaced_s={uid: now_s - since_s for uid, since_s in self._unplaced_s.items()},
+            kept_out=self._kept_out(needs.pods, now_s),
         )
         self._touched = {key: until_s for key, until_s in self._touched.items() if until_s > now_s}
         for uid in self._uncertain - self._touched.keys():  # its deletion would be visible by now
@@ -223,6 +224,16 @@ class StandbyKeeper:
             tuple(number for number in create if number not in self._touched)[:1],
             tuple((pod, why) for pod, why in found.delete if pod.uid not in self._touched),
         )
+
+    def _kept_out(self, pods: Collection[PodMember], now_s: float) -> str:
+        """Return the name of an owner's pod without a node for `START_S` because of other pods; "" for none."""
+        for pod in pods:
+            is_waiting = not (pod.is_standby or pod.node or pod.is_leaving or pod.has_ended)
+            if is_waiting and now_s - self._unplaced_s.get(pod.uid, now_s) >= START_S:
+                why = self._room.why_unscheduled(self._namespace, pod.name)
+                if any(each in why for each in waiting_pods.TAKEN):
+                    return pod.name
+        return ""
 
     async def _carry_out(self, found: StandbyPlan, needs: StandbyNeeds, now_s: float) -> None:
         for pod, why in found.delete:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,9 +16,9 @@ END_S = 60.0
 # scheduled, the room is gone, or the scheduler sees an obstacle that Holdfast does not. While it waits, it is
 # in the way of other pods.
 PLACE_S = 10.0
-# How long the owner's new pod may be without a node while a group waits for a member and a standby does not
-# start. The standby may be what keeps that pod away, and may itself wait for it: the init container of
-# Kubeflow's workers waits for the master.
+# How long the owner's new pod may be without a node while a group waits for a member and an init container of
+# a standby does not end. The standby may be what keeps that pod away, and may itself wait for it: the init
+# container of Kubeflow's workers waits for the master.
 START_S = 20.0
 
 NOT_PLACED = f"the scheduler found no node for it within {PLACE_S:g} s"
@@ -41,6 +41,7 @@ def plan(
     may_create: bool,
     over_s: float | None,
     unplaced_s: Mapping[str, float] = MappingProxyType({}),
+    kept_out: str = "",
 ) -> StandbyPlan:
     """Return what to do about a job's standbys.
 
@@ -56,7 +57,9 @@ def plan(
         may_create: True while the job trains, because only then is a standby useful, and only then is there a
             pod to copy.
         over_s: How long ago the job ended; None while it has not ended.
-        unplaced_s: By uid, how long each pod without a node has been without one.
+        unplaced_s: By uid, how long each standby without a node has been without one.
+        kept_out: The name of a pod of the owner that has had no node for `START_S`, because pods such as the
+            standbys are in its way; "" if there is none.
     """
     ours = sorted((each for each in pods if each.is_standby), key=lambda each: standby_number(each.name))
     left = [each for each in ours if not each.is_leaving]
@@ -71,10 +74,9 @@ def plan(
     active = [each for each in there if each.member in placement]
     idle = [each for each in there if each.member not in placement]
     taken = {each.node for each in pods if each.member in placement and not each.has_ended and each.node}
-    kept_out = None if may_create else _pod_without_node(pods, unplaced_s)
     for each in idle:
-        if kept_out is not None and not each.is_running:
-            delete.append((each, f"it does not start, and pod {kept_out.name} finds no node"))
+        if kept_out and not may_create and each.is_initializing:
+            delete.append((each, f"its init containers do not end, and pod {kept_out} finds no node"))
         elif each.node in taken:
             delete.append((each, f"node {each.node} now has a member with ranks"))
         elif unplaced_s.get(each.uid, 0.0) >= PLACE_S:
@@ -88,14 +90,6 @@ def plan(
     lacking = wanted - len(active) - len(idle)
     create = _free_numbers(ours, lacking) if may_create and lacking > 0 else ()
     return StandbyPlan(create, tuple(delete))
-
-
-def _pod_without_node(pods: Iterable[PodMember], unplaced_s: Mapping[str, float]) -> PodMember | None:
-    """Return a pod of the owner that has had no node for `START_S`; None if there is none."""
-    waiting = (
-        each for each in pods if not (each.is_standby or each.node or each.is_leaving or each.has_ended)
-    )
-    return next((each for each in waiting if unplaced_s.get(each.uid, 0.0) >= START_S), None)
 
 
 def _is_over(standby: PodMember, has_ranks: bool, over_s: float) -> bool:

@@ -23,6 +23,7 @@ HOLD_S = 60.0
 # The scheduler's messages about a lack of resources, and about the limit on the number of a node's pods:
 # https://github.com/kubernetes/kubernetes/blob/master/pkg/scheduler/framework/plugins/noderesources/fit.go
 _LACKS = ("Insufficient ", "Too many pods")
+TAKEN = (*_LACKS, "anti-affinity")  # the same, and that other pods must not be on the same node
 _WAITING = "waiting"  # the field of a mirrored object
 
 

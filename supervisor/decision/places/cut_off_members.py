@@ -2,32 +2,38 @@
 
 For example, a node's second network or a network policy fails. The ranks then wait for each other, and a
 restart in place does not help, because the new ranks cannot form a group either. While its ranks are held up,
-each sidecar reports which of its neighbours it cannot reach (`MemberReport.unreached`). If all of these
-reports are explained by one member, and a standby is ready, the standby takes its place. The pod of the
-replaced member is then evicted, because it is of no use as a standby.
+each sidecar reports which of its neighbours it no longer reaches (`MemberReport.unreached`). A pair of
+members counts only if each of them reports the other, and has done so for a while. If one member is in all
+pairs, and a standby is ready, the standby takes its place. The pod of the replaced member is evicted when the
+group trains again.
 """
 
 from __future__ import annotations
 
 from supervisor.view import members, reports
-from supervisor.view.model import SECOND_NS, Fault, JobState, Policy, View, Warn
+from supervisor.view.model import SECOND_NS, Fault, JobState, MemberView, Policy, View, Warn
 
 SIGNATURE = "cut off from its peers"
+# How long both members of a pair must have missed each other. By then, all others that are concerned have
+# reported, too, because sidecars probe once a second.
+CONFIRM_S = 6.0
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
+MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
+HOUR_S = 3600.0
 WARNED = "peers"  # the place of the warning
 
 
 def due(view: View, policy: Policy) -> Fault | None:
     """Return the loss of the member that is cut off from its peers, if a standby can replace it."""
     pairs = _pairs(view, policy)
-    position = _explanation(view, pairs) if pairs else None
-    if position is None or not members.ready_standbys(view):
+    position = _explanation(pairs) if pairs else None
+    if position is None or not members.ready_standbys(view) or _has_swapped_often(view):
         return None
     return _fault(view, position, pairs)
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
-    """Return a warning about members that cannot reach each other, if no standby helps; once for a run."""
+    """Return a warning about members that do not reach each other, if no standby helps; once for a run."""
     pairs = _pairs(view, policy)
     if not pairs or WARNED in {each.place for each in view.memory.warned}:
         return None
@@ -35,10 +41,18 @@ def warning(view: View, policy: Policy) -> Warn | None:
     names = view.memory.placement
     more = f", nor do {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
     why = f"members {names[one]} and {names[other]} do not reach each other{more}"
-    need = "no standby is ready" if not members.ready_standbys(view) else "no single member explains this"
+    need = "no single member explains this" if _explanation(pairs) is None else "no standby is ready"
+    if _has_swapped_often(view):
+        need = f"{MOST_SWAPS} replacements within an hour have not helped"
     return Warn(
         WARNED, f"{why}, so the group completes no step. Check the network between their nodes: {need}"
     )
+
+
+def _has_swapped_often(view: View) -> bool:
+    since_ns = view.now_ns - int(HOUR_S * SECOND_NS)
+    past = view.memory.history
+    return sum(each.signature == SIGNATURE and each.at_ns > since_ns for each in past) >= MOST_SWAPS
 
 
 def is_replaced(view: View, name: str) -> bool:
@@ -56,41 +70,47 @@ def were_cut_off(memory: JobState) -> frozenset[str]:
 
 
 def _pairs(view: View, policy: Policy) -> frozenset[tuple[int, int]]:
-    """Return the pairs of positions of members that do not reach each other, but reach the supervisor."""
+    """Return the pairs of positions of members that do not reach each other, but reach the supervisor.
+
+    Returns none while one side alone reports another, because more may become known within seconds.
+    """
     memory = view.memory
     if not policy.members_created_externally or len(memory.placement) < 2:
         return frozenset()
     there = [view.member(name) for name in memory.placement]
-    reporting = [each is not None and members.is_controllable(each) for each in there]
     if not any(each.report.unreached for each in there if each is not None and each.report is not None):
+        return frozenset()
+    if not all(each is not None and _is_up_to_date(view, each) for each in there):
         return frozenset()
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
         return frozenset()
     positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
-    found: set[tuple[int, int]] = set()
+    missed: set[tuple[int, int]] = set()
+    lasting: set[tuple[int, int]] = set()
     for position, each in enumerate(there):
-        if each is None or each.report is None or not reporting[position]:
-            continue
-        for other in (positions.get(url) for url in each.report.unreached):
-            if other is not None and other != position and 0 <= other < len(there) and reporting[other]:
-                found.add((min(position, other), max(position, other)))
-    return frozenset(found)
+        assert each is not None
+        assert each.report is not None
+        others = {positions.get(url, position) for url in each.report.unreached} - {position}
+        pairs = {(position, other) for other in others if 0 <= other < len(there)}
+        missed |= pairs
+        if each.report.unreached_s >= CONFIRM_S:
+            lasting |= pairs
+    if any((other, one) not in lasting for one, other in missed):
+        return frozenset()
+    return frozenset((one, other) for one, other in missed if one < other)
 
 
-def _explanation(view: View, pairs: frozenset[tuple[int, int]]) -> int | None:
-    """Return the position that is in all pairs; None if there is none.
+def _is_up_to_date(view: View, member: MemberView) -> bool:
+    """True if a member's report is about the ranks of this generation."""
+    launcher = member.report.launcher if member.report is not None else None
+    is_current = launcher is not None and launcher.generation == view.memory.generation
+    return is_current and members.is_controllable(member)
 
-    If two members do not reach each other and nothing else is known, it is the one that has not just replaced
-    a member for the same reason, or else the one without rank 0.
-    """
-    common = set(min(pairs)).intersection(*pairs)
-    if len(common) < 2:
-        return next(iter(common), None)
-    last = view.memory.history[-1] if view.memory.history else None
-    if last is not None and last.signature == SIGNATURE and not view.memory.settled:
-        common.discard(last.rank // view.memory.nproc)
-    return max(common)
+
+def _explanation(pairs: frozenset[tuple[int, int]]) -> int | None:
+    """Return the position that is in all pairs, without rank 0 if there are two; None if there is none."""
+    return max(set(min(pairs)).intersection(*pairs), default=None)
 
 
 def _fault(view: View, position: int, pairs: frozenset[tuple[int, int]]) -> Fault:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -20,9 +22,10 @@ class Hosts:
 
     def __init__(self) -> None:
         self.away: set[str] = set()
+        self.unknown: set[str] = set()
 
-    async def reaches(self, url: str) -> bool:
-        return url not in self.away
+    async def reaches(self, url: str) -> bool | None:
+        return None if url in self.unknown else url not in self.away
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def poll(probe: NeighbourProbe, now_s: float, generation: int = 1, *, late: bool
     """Poll as the sidecar does. Return whether the neighbours were probed."""
     due = probe.is_due(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
     if due:
-        asyncio.run(probe.probe((ONE, OTHER)))
+        asyncio.run(probe.probe((ONE, OTHER), now_s))
     return due
 
 
@@ -56,18 +59,32 @@ def test_a_neighbour_counts_as_out_of_reach_after_several_failed_attempts(hosts:
 def test_while_the_group_trains_nothing_is_probed_after_the_first_success(hosts: Hosts) -> None:
     probe = NeighbourProbe()
     assert [poll(probe, float(second), late=False, settled=True) for second in range(20)].count(True) == 1
-    hosts.away = {ONE, OTHER}
+    hosts.away = {OTHER}
     probe = NeighbourProbe()
     found = [poll(probe, float(second), late=False, settled=True) for second in range(20)]
     assert [second for second, due in enumerate(found) if due] == [0, FIRST_S]
     assert not probe.unreached
 
 
-def test_a_sidecar_that_has_never_reached_anybody_reports_nothing(hosts: Hosts) -> None:
-    """For example, a network policy allows only the connections of the ranks."""
-    hosts.away = {ONE, OTHER}
+def test_a_neighbour_that_was_never_reached_is_not_reported(hosts: Hosts) -> None:
+    """For example, a network policy of its pod allows only the connections of the ranks."""
+    hosts.away = {ONE}
     probe = NeighbourProbe()
     for second in range(20):
+        poll(probe, float(second), late=True, settled=True)
+    assert not probe.unreached
+    hosts.away = {ONE, OTHER}
+    for second in range(20, 40):
+        poll(probe, float(second), late=True, settled=True)
+    assert probe.unreached == (OTHER,)
+    assert probe.unreached_s(40.0) == 20.0
+
+
+def test_an_attempt_without_a_result_changes_nothing(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    poll(probe, 0.0, late=False, settled=True)
+    hosts.unknown = {ONE}
+    for second in range(1, 20):
         poll(probe, float(second), late=True, settled=True)
     assert not probe.unreached
 
@@ -108,9 +125,35 @@ def test_a_host_answers_even_if_nothing_listens_there_or_nobody_accepts(listener
 
 
 def test_a_host_without_a_way_to_it_is_not_reached() -> None:
-    assert not asyncio.run(neighbour_probe._reaches("http://255.255.255.255:7"))
+    assert asyncio.run(neighbour_probe._reaches("http://255.255.255.255:7")) is not True
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[::1", "http://10.0.0.1:x", "http://10.0.0.1"])
 def test_an_invalid_address_proves_nothing(url: str) -> None:
-    assert asyncio.run(neighbour_probe._reaches(url))
+    assert asyncio.run(neighbour_probe._reaches(url)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"), [(errno.EHOSTUNREACH, False), (errno.EMFILE, None), (errno.ECONNRESET, None)]
+)
+def test_an_error_of_this_host_says_nothing_about_the_other(
+    monkeypatch: pytest.MonkeyPatch, code: int, answer: bool | None
+) -> None:
+    async def fails(*_: object) -> None:
+        raise OSError(code, "")
+
+    monkeypatch.setattr(asyncio, "open_connection", fails)
+    assert asyncio.run(neighbour_probe._reaches(ONE)) is answer
+
+
+def test_an_attempt_during_which_this_process_was_stopped_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hangs(*_: object) -> None:
+        time.sleep(0.3)  # noqa: ASYNC251 - the process is stopped
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asyncio, "open_connection", hangs)
+    monkeypatch.setattr(neighbour_probe, "CONNECT_S", 0.1)
+    monkeypatch.setattr(neighbour_probe, "LATE_S", 0.1)
+    assert asyncio.run(neighbour_probe._reaches(ONE)) is None

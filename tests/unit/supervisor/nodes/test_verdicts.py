@@ -238,15 +238,3 @@ def test_a_dry_run_moves_nobody_and_so_starts_no_cooldown() -> None:
     pool.now_s += 20.0
     pool.say("n00")
     assert pool.swaps() == VerdictSwaps(frozenset({"n00"}))
-
-
-def test_verdicts_that_a_new_leader_finds_are_no_storm() -> None:
-    """They may be days old, and an operator may have released their nodes since."""
-    before = PlayedVerdicts(40)
-    after = PlayedVerdicts(0)
-    after.names = before.names
-    for number, name in enumerate(after.names):
-        after.say(name, BAD if number < 4 else "", "r1")
-    after.waived = set(after.names[:4])
-    after.say("n20", rack="r1")
-    assert after.swaps() == VerdictSwaps(frozenset({"n20"}))

@@ -148,4 +148,5 @@ def test_the_pod_of_a_member_is_evicted_and_its_restarted_container_is_not() -> 
     assert {name: each.why for name, each in announced.items()} == {
         pod(1).member: "its peers did not reach it"
     }
+    assert announced[pod(1).member].may_stay, "it is a last choice until it is gone"
     assert found.take_due_evictions([pod(0), pod(1)], announced, 5.0) == [pod(1)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.cluster.pods import PodMember
-from supervisor.cluster.standbys.plan import END_S, PLACE_S, START_S, StandbyPlan, plan
+from supervisor.cluster.standbys.plan import END_S, PLACE_S, StandbyPlan, plan
 from supervisor.cluster.standbys.pod_copy import standby_name
 
 
@@ -143,22 +143,22 @@ def test_the_plan_is_reached_and_then_asks_for_nothing(
 
 
 @pytest.mark.parametrize(
-    ("waits_s", "is_running", "trains", "goes"),
+    ("kept_out", "initializes", "trains", "goes"),
     [
-        (START_S, False, False, True),
-        (START_S - 1, False, False, False),
-        (START_S, True, False, False),  # it takes the ranks as soon as it is ready
-        (START_S, False, True, False),  # the owner's pod would only be the next standby
+        ("gpt-0", True, False, True),
+        ("", True, False, False),
+        ("gpt-0", False, False, False),  # its image is being pulled, or it takes the ranks when it is ready
+        ("gpt-0", True, True, False),  # the owner's pod would only be the next standby
     ],
 )
 def test_a_standby_that_does_not_start_is_not_in_the_way_of_the_owners_new_pod(
-    waits_s: float, is_running: bool, trains: bool, goes: bool
+    kept_out: str, initializes: bool, trains: bool, goes: bool
 ) -> None:
     """In a PyTorchJob, the copy of a worker waits in its init container for the master."""
     master = replace(owners(0, is_running=False), node="")
-    pods = (master, owners(1), standby(1, is_running=is_running))
+    pods = (master, owners(1), standby(1, is_running=False, is_initializing=initializes))
     placement = ("gpt-0.old", "gpt-1.uid")
-    found = plan(pods, placement, 2, 1, may_create=trains, over_s=None, unplaced_s={master.uid: waits_s})
+    found = plan(pods, placement, 2, 1, may_create=trains, over_s=None, kept_out=kept_out)
     assert [(each.name, why) for each, why in found.delete] == (
-        [("gpt-standby-1", "it does not start, and pod gpt-0 finds no node")] if goes else []
+        [("gpt-standby-1", "its init containers do not end, and pod gpt-0 finds no node")] if goes else []
     )
