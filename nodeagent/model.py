@@ -7,6 +7,7 @@ after a restart.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,6 +18,15 @@ MAX_FACTS = 16
 GONE = "gone"  # the check that a sensor uses to report that an entity no longer exists (value 1)
 STATE_LOST = "state_lost"  # the check with which the agent reports that it runs without its saved state
 VERDICT_XID = 154  # the driver uses this Xid to recommend an action: its verdict on another Xid
+
+# The nouns in the texts and units of the rules that count something.
+_SINGULAR = {
+    "GPUs": "GPU", "changes": "change", "errors": "error", "failures": "failure", "generations": "generation",
+    "links": "link", "observations": "observation", "overruns": "overrun", "packets": "packet",
+    "pages": "page", "processes": "process", "recoveries": "recovery", "replays": "replay",
+    "restarts": "restart", "timeouts": "timeout", "times": "time",
+}  # fmt: skip
+_PLURAL = re.compile(rf"\b(?:{'|'.join(_SINGULAR)})\b")
 
 # Entities are paths: the kind, then a name within that kind.
 NODE = "node"
@@ -151,6 +161,14 @@ def duration(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
+
+
+def amount(number: float, things: str) -> str:
+    """Return a number and what it counts, such as `2 links` or `1 link`; `things` is a rule's text."""
+    text = f"{number:g}"
+    if text == "1":
+        things = _PLURAL.sub(lambda found: _SINGULAR[found[0]], things).replace(" and ", " or ")
+    return f"{text} {things}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

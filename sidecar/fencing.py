@@ -62,7 +62,7 @@ class OrderFence:
         self.history = _read(directory / member_directory.TOLD, KnownHistory, _MAX_HISTORY_BYTES)
 
     def refusal(self, asked: OrderVersion) -> str:
-        """Return why the member must not obey an order of version `asked`; "" if it must."""
+        """Return why the member must refuse an order with version `asked`, or "" if it must obey it."""
         newest = self.newest
         if asked >= newest:
             return ""

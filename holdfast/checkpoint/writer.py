@@ -129,7 +129,7 @@ def _has_intact(storage: CheckpointStorage, name: str, generation: int) -> bool:
         return True
     except Unreadable as error:
         raise OSError(
-            errno.EIO, f"{name} exists, and is not replaced while it cannot be read: {error}"
+            errno.EIO, f"{name} already exists but cannot be read, so it will not be replaced: {error}"
         ) from error
     except Foreign:
         raise occupied(f"{storage}/{name}") from None

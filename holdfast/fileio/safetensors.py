@@ -177,7 +177,10 @@ def _tensor_bytes(name: str, dtype: object, shape: object) -> int:
     total = SIZES[dtype]
     for size in shape:
         if type(size) is not int or size < 0:
-            raise Malformed(f"tensor {brief(name)} has {brief(size)} in its shape")
+            raise Malformed(
+                f"tensor {brief(name)} has an invalid size in its shape: {brief(size)}, expected a"
+                " non-negative integer"
+            )
         total *= size
         if total > MAX_BYTES:  # checked in the loop, because a long shape must not produce a huge integer
             raise Malformed(f"tensor {brief(name)} has more than {MAX_BYTES} bytes")

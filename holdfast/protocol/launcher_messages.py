@@ -261,7 +261,7 @@ class Launch:
 
 
 def stop_delays_s(grace_s: float, first: FirstSignal, ending_only: bool = False) -> tuple[float, float]:
-    """Return the seconds from an order to stop until ranks receive SIGTERM, and until they receive SIGKILL.
+    """Return how many seconds after a stop order the ranks receive SIGTERM, and how many after it SIGKILL.
 
     If `first` names another signal that precedes SIGTERM, the grace period applies twice (see
     `LauncherOrder`).

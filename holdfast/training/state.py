@@ -69,7 +69,7 @@ class State:
                 self._rank.warn(advice.shared_generator(name))
 
     def _custom_schedulers(self) -> dict[str, Any]:
-        """Return the schedulers of the script's own classes. Earlier versions treated them as private."""
+        """Return the schedulers whose classes are not torch's. Earlier versions treated them as private."""
         return {
             name: each
             for name, each in self._replicated.items()

@@ -73,11 +73,11 @@ class WorldSizes:
             return ""
         if not self.is_known_to_batches:
             return (
-                "its script neither calls session.on_resize(...) nor takes its samples from holdfast.Batches"
+                "the script neither calls session.on_resize(...) nor takes its samples from holdfast.Batches"
             )
         if private:
             names = ", ".join(sorted(private))
-            return f"each rank has its own {names}, and its script does not call session.on_resize(...)"
+            return f"each rank has its own {names}, and the script does not call session.on_resize(...)"
         return ""
 
     def adapt(self, private: Mapping[str, Any]) -> bool:
@@ -92,7 +92,8 @@ class WorldSizes:
         why = self.fixed_by(private)
         if why:
             old, new = resized
-            raise BadInput(f"the state was saved by {old} ranks, and the group has {new} now, but {why}")
+            ranks = "1 rank" if new == 1 else f"{new} ranks"
+            raise BadInput(f"cannot resume on {ranks} from a state saved by {old}: {why}")
         if self.hook is not None:
             self.hook(*resized)
         self._before = self._now  # a later loop does not begin with a change

@@ -105,7 +105,7 @@ def keep_last_state(runtime: LauncherChannel) -> None:
         why = f"{type(error).__name__}: {_text_of(error)}"[:_MAX_WHY]
         runtime.say(WorkerMessage("left", note=why))
         with suppress(Exception):
-            print(f"holdfast: the last state was not saved: {why}", file=sys.stderr)
+            print(f"holdfast: could not save the script's final state: {why}", file=sys.stderr)
 
 
 def _exit_cleanly(
@@ -264,7 +264,8 @@ def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
         code = (error.code if isinstance(error.code, int) else int(error.code is not None)) & 0xFF
         if not code:
             return None
-        if not is_victim(error):  # in a victim, the lost peer caused the exit, not a decision of the script
+        # in a victim, the exit was caused by the lost peer, not by the script itself
+        if not is_victim(error):
             said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
             return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
     kind = classify_failure(error)

@@ -1,10 +1,10 @@
 """Finalize a script's objects as the interpreter does at exit: call `__del__`, and write buffered data.
 
 The interpreter cannot do this for a rank with a process group. At exit, it would also destroy torch's
-objects, in any order and while it holds the GIL. Meanwhile the backends' threads wait for the GIL, so some of
-these destructions never finish. So this module destroys nothing, and closes nothing that a thread may be
-using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's files
-and of the libraries that `close_unclosed` knows.
+objects, in any order and while it holds the GIL. The backends' threads need the GIL to finish, so some of
+these destructors would never return. This module therefore destroys nothing, and closes nothing that a thread
+may be using. It calls the finalizers that the script's own code defines, and writes the buffers of Python's
+files and of the libraries that `close_unclosed` knows.
 """
 
 from __future__ import annotations

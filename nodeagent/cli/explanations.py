@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from nodeagent.model import VERDICT_XID, duration, word
+from nodeagent.model import VERDICT_XID, amount, duration, word
 from nodeagent.policy import nvlink
 from nodeagent.policy.kernel_lines import KERNEL
 from nodeagent.policy.meanings import ACTIONS
@@ -249,11 +249,11 @@ def _samples(found: Mapping[str, Any]) -> LabelledLines:
 
 
 def _limit(found: Mapping[str, Any], bound: Mapping[str, Any]) -> str:
-    unit = f" {found['unit']}" if found["unit"] else ""
+    limit = amount(bound["at"], found["unit"])
     if found["kind"] == "rate":
-        limit = f"more than {bound['at']:g}{unit} in {duration(found['window_s'])}"
+        limit = f"more than {limit} in {duration(found['window_s'])}"
     else:
-        limit = f"{bound['at']:g}{unit} or {'less' if found['below'] else 'more'}"
+        limit = f"{limit} or {'less' if found['below'] else 'more'}"
     counted = f", in {bound['need']} of {bound['of']} samples" if bound["of"] > 1 else ""
     return f"{limit}{counted}" + (f", for {duration(bound['for_s'])}" if bound["for_s"] else "")
 

@@ -204,7 +204,9 @@ def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:
     clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
     forget.add_argument("baseline", choices=tuple(BASELINES), help="what to forget")
     forget.add_argument(
-        "--entity", default="", help="forget it for this entity only, such as gpu/0000:3b:00.0 (all entities)"
+        "--entity",
+        default="",
+        help="forget it only for this entity, such as gpu/0000:3b:00.0 (default: all entities)",
     )
     for each in (clear, forget):
         each.add_argument("--why", default="", help="the reason, kept in the record")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from nodeagent.model import Action, HealthFinding, Level
+from nodeagent.model import Action, HealthFinding, Level, amount
 from nodeagent.policy.rules import CLEARED_BY, Bound, Rule, RuleKind
 
 LATE_S = 300.0
@@ -420,11 +420,11 @@ def _why(rule: Rule, series: SampleSeries, level: Level) -> str:
         return f"{rule.what} was bad until recently and is now {state.word}"
     bound = rule.unhealthy if level is Level.UNHEALTHY else (rule.degraded or rule.unhealthy)
     assert bound is not None  # a level without a bound is never reached
-    unit = f" {rule.unit}" if rule.unit else ""
     if rule.kind is RuleKind.RATE:
-        count = grown(series.samples, at, rule.window_s)
-        return f"{count:g} {rule.what} in {rule.window_s:g} s; the limit is {bound.at:g}"
-    return f"{rule.what}: {value:g}{unit}; the limit is {bound.at:g}{unit}{_duration(bound)}"
+        count = amount(grown(series.samples, at, rule.window_s), rule.what)
+        return f"{count} in {rule.window_s:g} s; the limit is {bound.at:g}"
+    limit = amount(bound.at, rule.unit)
+    return f"{rule.what}: {amount(value, rule.unit)}; the limit is {limit}{_duration(bound)}"
 
 
 def _duration(bound: Bound) -> str:
@@ -445,7 +445,7 @@ def _clears(rule: Rule, level: Level) -> str:
     limit = bound.at if bound else 0.0
     if level is Level.DEGRADED and rule.clear_at is not None:
         limit = rule.clear_at
-    return f"{'more' if rule.below else 'less'} than {limit:g}{' ' + rule.unit if rule.unit else ''}{hold}"
+    return f"{'more' if rule.below else 'less'} than {amount(limit, rule.unit)}{hold}"
 
 
 def why_undecided(rule: Rule, samples: list[TimedValue]) -> str:
@@ -486,9 +486,10 @@ def _may_be(rule: Rule, bound: Bound, samples: list[TimedValue]) -> bool:
 def _pending(rule: Rule, bound: Bound, samples: list[TimedValue]) -> str:
     at = len(samples) - 1
     if rule.kind is RuleKind.RATE:
-        count, seen_s = grown(samples, at, rule.window_s), samples[at][0] - samples[0][0]
-        return f"{count:g} {rule.what} in {seen_s:.0f} s (a fault above {bound.at:g} in {rule.window_s:g} s)"
-    unit = f" {rule.unit}" if rule.unit else ""
+        count = amount(grown(samples, at, rule.window_s), rule.what)
+        seen_s = samples[at][0] - samples[0][0]
+        return f"{count} in {seen_s:.0f} s (a fault above {bound.at:g} in {rule.window_s:g} s)"
     often = f"in {bound.need} of {bound.of} samples, one every {rule.period_s:g} s" if bound.need > 1 else ""
     long = f"for {bound.for_s:g} s" if bound.for_s else ""
-    return f"{rule.what}: {samples[at][1]:g}{unit} (a fault {' and '.join(filter(None, (often, long)))})"
+    value = amount(samples[at][1], rule.unit)
+    return f"{rule.what}: {value} (a fault {' and '.join(filter(None, (often, long)))})"

@@ -29,7 +29,7 @@ class WriteSchedule:
     asked_s: float = 0.0  # how long the server asked to wait, with the last failure
 
     def due_s(self, verdict: Hashable) -> float:
-        """Return when to write, if the verdict does not change until then."""
+        """Return when the next write is due, assuming the verdict does not change before then."""
         if self.failures:
             backoff_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(self.failures - 1, 10))
             return self.tried_s + max(backoff_s, min(self.asked_s, HEARTBEAT_S))

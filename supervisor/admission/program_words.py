@@ -118,7 +118,7 @@ def after_prefix(words: Sequence[ShellWord]) -> int:
             if option in ("-u", "--unset", "-C", "--chdir"):
                 place += 1
             elif not option.startswith(("--unset=", "--chdir=")):
-                raise UnclearCommand(f"env {option} may change the variables or the words of the command")
+                raise UnclearCommand(f"env {option} may change the command's environment or its arguments")
         while name == "env" and place < len(words) and "=" in words[place].text:
             place += 1
     return place

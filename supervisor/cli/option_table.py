@@ -159,8 +159,8 @@ a checkout of Holdfast."""
 _JOBS_ABOUT = """\
 Each line is a Supervision, the resource that Holdfast's supervisor keeps for a job. The commands
 status, incidents, explain, checkpoints, stop and inject take its name as --job. They access the API
-server with your own permissions: the ClusterRole view is enough to read jobs, and edit is enough to
-change them."""
+server with your own permissions: the `view` ClusterRole is enough to read jobs, and `edit` to change
+them."""
 
 _DOCTOR_ABOUT = """\
 Checks the installation, your rights, the namespace and its pods. Prints a line for each check, and a
@@ -292,7 +292,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             (_ALL, _CONTEXT, _IN, _JSON),
             (
                 ("holdfast jobs", "the jobs in the context's namespace"),
-                ("kubectl holdfast jobs -A", "the jobs in all namespaces, as a kubectl plugin"),
+                ("kubectl holdfast jobs -A", "the jobs in all namespaces, through the kubectl plugin"),
                 ("holdfast jobs -n research --json | jq '.[].phase'", "the phases, for a script"),
             ),
             _JOBS_ABOUT,

@@ -115,7 +115,8 @@ class Job:
         self._step_s = 0.0
         self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
         self.watch = StallWatch()
-        self._renewed_ns: dict[str, int] = {}  # when each member's sidecar was last renewed
+        # when the backend was last asked to check each member's sidecar, and to replace it if it is stuck
+        self._renewed_ns: dict[str, int] = {}
 
     # -- the loop
 

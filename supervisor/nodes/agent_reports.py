@@ -104,7 +104,7 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
             return
         new = Received(name, raw, now_s)
         others = [each for each in heard.received if _sender(each) != _sender(new)]
-    except Exception as error:  # one unexpected report must not stop the mirror of all nodes
+    except Exception as error:  # one bad report must not stop the mirroring of all the other nodes
         heard.malformed = f"its report is invalid: {error}"
         return
     heard.received = [*others, new][-MAX_SENDERS:]

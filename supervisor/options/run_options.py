@@ -141,7 +141,7 @@ RUN = (
     Option(("--keep-checkpoints", "--keep"), "keep_checkpoints", whole_number(1, 100_000), "N",
            _STATE, "checkpoints to keep", str(defaults.KEEP_CHECKPOINTS), "checkpoints", launchers_own=True),
     Option(("--max-restarts",), "max_restarts", whole_number(0, 1_000_000), "N", _FAULTS,
-           "number of restarts within one hour after which the run stops", str(defaults.MAX_RESTARTS),
+           "stop the run after this many restarts within an hour", str(defaults.MAX_RESTARTS),
            "restarts", launchers_own=True),
     Option(("--skip-bad-batches",), "skip_bad_batches", None, "", _FAULTS,
            "skip a batch that produces NaN, Inf or a loss jump twice", launchers_own=True),

@@ -218,7 +218,8 @@ class OpenIncident:
     lost: int | None = None  # how many steps are repeated; None if undecided or unknown
     at_least: bool = False  # `lost` is a lower bound, because the member that knew the last steps is lost
     closed_ns: int = 0  # when the run ended, if it ended before the incident's first new step
-    cut: tuple[CutOffWork, ...] = ()  # work that the incident cut off; not repeated if `resume` is later
+    # the work that the incident interrupted; a piece is lost if the run resumes after its `at_most` step
+    cut: tuple[CutOffWork, ...] = ()
     own_state: bool = False  # the script keeps its own state, so steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)

@@ -15,8 +15,8 @@ class ScriptPosition(Enum):
     """The script's position relative to the loop over `state.steps()`."""
 
     OUTSIDE = "outside a loop over state.steps()"
-    IN_STEP = "in a step"
-    COMMITTED = "after the commit of a step"
+    IN_STEP = "in step"
+    COMMITTED = "after the commit of step"
 
 
 class CallOrder:
@@ -34,8 +34,8 @@ class CallOrder:
         """Record that a loop is starting. Raises BadInput if it is inside another loop."""
         if self.place is not ScriptPosition.OUTSIDE:
             raise BadInput(
-                f"steps() {self.place.value} {self._step}: one loop over state.steps() cannot be inside "
-                "another. For epochs, loop over steps((epoch + 1) * steps_per_epoch) in each epoch"
+                f"steps() called {self.place.value} {self._step}: loops over state.steps() cannot be nested. "
+                "To train in epochs, loop over steps((epoch + 1) * steps_per_epoch) in each epoch"
             )
         self.place = ScriptPosition.COMMITTED
         self._begun = 0

@@ -226,7 +226,7 @@ class LateChanges:
         """In the first steps, warn if the script has changed shared state before the optimizer's writes.
 
         `skipped` means that no optimizer writes in this step, for example because a gradient scaler has found
-        an overflow. In such a step, changes (for example of the scale) are allowed.
+        an overflow. Changes in such a step (to the scale, for example) are allowed.
         """
         if self._committed.steps_done > LOOK_CLOSELY or self._has_warned or skipped:
             return

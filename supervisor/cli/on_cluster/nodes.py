@@ -112,7 +112,7 @@ def _dry_run(connection: ClusterConnection, found: QuarantineSettings, now_s: fl
 
 
 def lines(rows: Sequence[Mapping[str, Any]], now_s: float) -> list[str]:
-    """Return the table of `holdfast nodes`."""
+    """Return the table that `holdfast nodes` prints."""
     head = ("NODE", "STATE", "SINCE", "FINDING", "NEXT", "WHY")
     cells = [
         (

@@ -315,7 +315,7 @@ def test_a_script_without_a_hook_needs_batches_and_no_private_objects() -> None:
     sizes.is_known_to_batches = True
     assert sizes.fixed_by({}) == ""
     assert sizes.fixed_by({"sampler": object()}).startswith("each rank has its own sampler")
-    with pytest.raises(BadInput, match="saved by 3 ranks, and the group has 2 now"):
+    with pytest.raises(BadInput, match="cannot resume on 2 ranks from a state saved by 3: each rank"):
         sizes.adapt({"sampler": object()})
     told = []
     sizes.hook = lambda old, new: told.append((old, new, sizes.resized))

@@ -131,7 +131,7 @@ def test_tensors_that_fill_cache_lines_start_on_one_whatever_precedes_them() -> 
         ([("a", "F32", ()), ("a", "F32", ())], "'a' is used twice"),
         ([("__metadata__", "F32", ())], "reserved"),
         ([("a", "F31", ())], "dtype 'F31', expected F64"),
-        ([("a", "F32", (-1,))], "-1 in its shape"),
+        ([("a", "F32", (-1,))], "size in its shape: -1, expected a non-negative integer"),
         ([("a", "F32", (2**62, 2))], "more than"),
     ],
 )
@@ -162,9 +162,11 @@ HOSTILE = {
     "dtype a list": file_of({"a": tensor(dtype=[])}, bytes(8)),
     "dtype 3": file_of({"a": tensor(dtype=3)}, bytes(8)),
     "shape that is not a list": file_of({"a": tensor(shape="2")}, bytes(8)),
-    "-2 in its shape": file_of({"a": tensor(shape=[-2])}, bytes(8)),
-    "True in its shape": file_of({"a": tensor(shape=[True, 2])}, bytes(8)),
-    "2.0 in its shape": file_of({"a": tensor(shape=[2.0])}, bytes(8)),
+    "size in its shape: -2, expected a non-negative integer": file_of({"a": tensor(shape=[-2])}, bytes(8)),
+    "size in its shape: True, expected a non-negative integer": file_of(
+        {"a": tensor(shape=[True, 2])}, bytes(8)
+    ),
+    "size in its shape: 2.0, expected a non-negative integer": file_of({"a": tensor(shape=[2.0])}, bytes(8)),
     "has more than 9223372036854775807 bytes": file_of({"a": tensor(shape=[2**63] * 9)}, bytes(8)),
     "more than 9223372036854775807": file_of({"a": tensor(shape=[2**62, 2, 0])}, bytes(8)),
     "needs 12 bytes for its shape": file_of({"a": tensor(shape=[3])}, bytes(8)),

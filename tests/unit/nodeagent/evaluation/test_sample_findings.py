@@ -208,7 +208,7 @@ def test_the_action_of_a_state_is_the_costliest_at_its_level_among_the_samples()
         (ERRORS, [(0, 7), (30, 33)], "26 errors in 30 s (a fault above 50 in 60 s)"),
         (ERRORS, [(0, 7), (10, 107)], "100 errors in 10 s (a fault above 200 in 60 s)"),
         (ERRORS, [(1000, 7), (1030, 33)], "26 errors in 30 s (a fault above 50 in 60 s)"),
-        (ERRORS, [(0, 7), (1, 8)], "1 errors in 1 s (a fault above 50 in 60 s)"),
+        (ERRORS, [(0, 7), (1, 8)], "1 error in 1 s (a fault above 50 in 60 s)"),
         (ERRORS, [(0, 7), (60, 57)], ""),
         (ERRORS, [(0, 0), (60, 0), (90, 40)], ""),
         (VERDICT, [(0, 0)], ""),

@@ -142,7 +142,7 @@ def test_a_shell_around_a_command_is_kept(line: str) -> None:
         ("./train.sh", "does not know how './train.sh' starts the training"),
         ("bash train.sh", "bash runs a file that Holdfast cannot read"),
         ("bash -c", "bash -c has no text"),
-        ("env -i python x.py", "env -i may change the variables"),
+        ("env -i python x.py", "env -i may change the command's environment"),
         ("env -S 'python x.py'", "env -S may change"),
         ("env A=b", "does not know how 'A=b' starts"),
         ("torchrun", "torchrun has no script"),

@@ -76,7 +76,10 @@ def test_a_loop_within_a_loop_is_refused(after_commit: bool) -> None:
     next(outer)
     if after_commit:
         state.commit()
-    with pytest.raises(BadInput, match="one loop over state"):
+    place = "after the commit of" if after_commit else "in"
+    with pytest.raises(
+        BadInput, match=rf"called {place} step 0: loops over state.steps\(\) cannot be nested"
+    ):
         next(iter(state.steps(6)))
 
 

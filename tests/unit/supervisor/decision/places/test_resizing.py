@@ -150,7 +150,7 @@ def test_a_new_member_starts_from_the_states_of_another_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("fixed_by", ["", "its script has a reason"])
+@pytest.mark.parametrize("fixed_by", ["", "the script has a reason"])
 def test_the_user_is_told_why_the_group_cannot_become_smaller(fixed_by: str) -> None:
     marks = StartTimes(resizes=False, fixed_by=fixed_by)
     ranks = [member(f"m{n}", report(f"m{n}", launcher(rank(n, marks=marks)))) for n in range(3)]
