@@ -226,7 +226,7 @@ class StandbyKeeper:
         )
 
     def _kept_out(self, pods: Collection[PodMember], now_s: float) -> str:
-        """Return the name of an owner's pod without a node for `START_S` because of other pods; "" for none."""
+        """Return an owner's pod that has had no node for `START_S` because of other pods; "" for none."""
         for pod in pods:
             is_waiting = not (pod.is_standby or pod.node or pod.is_leaving or pod.has_ended)
             if is_waiting and now_s - self._unplaced_s.get(pod.uid, now_s) >= START_S:

@@ -70,7 +70,7 @@ def test_a_failed_pass_is_neither_written_nor_counted_once_a_peer_is_lost(group:
     with pytest.raises(PeerLost, match="step 3: the optimizer would update"):
         group.caught.writes(3)
     for written in (True, False):
-        with pytest.raises(PeerLost, match="step 3: the step would count"):
+        with pytest.raises(PeerLost, match="step 3: the step would be counted"):
             group.caught.commits(3, written=written)
     if taken is not None:
         taken.close()
