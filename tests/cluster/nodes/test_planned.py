@@ -82,6 +82,12 @@ def moved(job: TrainingJob, rank: int, before: object) -> Json:
     return incident
 
 
+def no_step_is_repeated(printed: list[int]) -> None:
+    """A rank may be stopped after its peers have completed a step, and before it prints it."""
+    assert printed == sorted(set(printed)), "a step was repeated"
+    assert len(printed) >= printed[-1] - printed[0], "more than one step is missing"
+
+
 def test_a_drained_node_costs_no_step(
     job: TrainingJob, installed: ClusterUnderTest, undisturbed: TrainingJob
 ) -> None:
@@ -96,7 +102,7 @@ def test_a_drained_node_costs_no_step(
     finally:
         installed.kubectl("uncordon", node)
     digest, steps = job.digest(), job.followed_steps()
-    assert steps == list(range(steps[0], steps[-1] + 1)), "a step was repeated or skipped"
+    no_step_is_repeated(steps)
     assert steps[-1] >= STEPS - 1
     assert digest == undisturbed.digest()
 
@@ -115,7 +121,7 @@ def test_a_taint_moves_rank_0_before_its_pod_is_deleted(
         installed.kubectl("taint", "node", node, f"{TAINT}-")
     digest = job.digest()
     earlier, later = job.followed_steps(), job.steps(after)
-    assert [*earlier, *later] == list(range(earlier[0], later[-1] + 1)), "a step was repeated or skipped"
+    no_step_is_repeated([*earlier, *later])
     assert digest == undisturbed.digest()
 
 
@@ -125,12 +131,13 @@ def test_a_pod_of_a_higher_priority_costs_no_step(
     before, victim = job.observe(), job.rank_pod(1)
     node = node_of(job, victim)
     installed.kubectl("create", "priorityclass", PRIORITY, "--value=1000000")
+    pod, there = preemptor(installed, job, node), namespaces.make("baseline")
     try:
-        pod = preemptor(installed, job, node)
-        installed.kubectl("create", "-n", namespaces.make("baseline"), "-f", "-", text=json.dumps(pod))
+        installed.kubectl("create", "-n", there, "-f", "-", text=json.dumps(pod))
         moved(job, 1, before)
     finally:
         installed.kubectl("delete", "priorityclass", PRIORITY)
+        installed.kubectl("delete", "pod", "preemptor", "-n", there, "--wait=false")  # others need the room
 
 
 def preemptor(cluster: ClusterUnderTest, job: TrainingJob, node: str) -> Json:
