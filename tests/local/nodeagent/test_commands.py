@@ -352,7 +352,7 @@ def test_a_check_without_the_state_of_another_users_agent_does_not_call_the_node
     service.mkdir()
     (service / "lock").touch()
     assert check_here(monkeypatch, words) == 3
-    assert "is empty: what the agent of" in capsys.readouterr().out
+    assert "is empty, so this does not include what the agent saved in" in capsys.readouterr().out
     answers = threading.Event()
     monkeypatch.setattr(commands, "ASK_S", 0.2)
     monkeypatch.setattr(commands, "_foreign_memory", lambda _: answers.wait(PATIENCE_S) and None)
