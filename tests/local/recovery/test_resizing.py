@@ -135,7 +135,9 @@ def test_a_run_that_was_stopped_while_it_was_smaller_resumes_with_all_members(
     run = begin(start, "batches", tmp_path, options)
     run.inject("member", 1)
     run.wait(lambda status: has_members(status, 2), "two members")
-    run.wait(lambda status: ((status["checkpoint"] or {}).get("step") or 0) > 100, "a checkpoint of two members")
+    run.wait(
+        lambda status: ((status["checkpoint"] or {}).get("step") or 0) > 100, "a checkpoint of two members"
+    )
     run.interrupt()
     assert run.finish().code == 130
     assert "cannot be written" not in run.output()
