@@ -24,8 +24,8 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
         done = node("release", "--for", "10m", "--why", "MIG", "--state-dir", str(state))
         assert done.returncode == 0, done.stderr
         assert fake.state.attached == 0, "the command returns once NVML is closed"
-        closed = agent.until(lambda health: bool(health["released"]))
-        assert closed["released"]["closed"]
+        # The command has seen the agent's answer, which may be newer than its last published health.
+        closed = agent.until(lambda health: bool(health["released"]) and health["released"]["closed"])
         assert (closed["node"], closed["provider_id"]) == ("node-7", "aws:///i-1")
         assert "machine_id" in closed
         assert "holdfast_node_released 1.0" in agent.get("/metrics")
