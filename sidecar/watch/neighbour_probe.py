@@ -21,6 +21,7 @@ PERIOD_S = 1.0  # between two attempts to reach a neighbour
 CONNECT_S = 1.5  # the limit for one attempt; the kernel sends a lost packet again after a second
 LATE_S = 0.5  # an attempt that took so much longer shows only that this process did not run
 MISSES = 3  # so many failed attempts in a row show that a neighbour is out of reach
+GAP_S = 5.0  # attempts that are further apart are not in a row
 STARTED_S = 5.0  # the neighbours of ranks that have not completed a step are probed after this time
 FIRST_S = 10.0  # between two attempts to reach a neighbour for the first time, while nothing is wrong
 MAX_REACHED = 256
@@ -34,7 +35,8 @@ class NeighbourProbe:
     def __init__(self) -> None:
         self.unreached: tuple[str, ...] = ()
         self._misses: dict[str, int] = {}
-        self._missed_s: dict[str, float] = {}  # since when each neighbour has been missed
+        self._unreached_s: dict[str, float] = {}  # since when each neighbour has been out of reach
+        self._last_s = 0.0  # when the last attempt began
         self._reached: set[str] = set()  # the neighbours that it has ever reached
         self._generation = 0
         self._began_s = 0.0  # when the newest generation was first seen
@@ -67,11 +69,11 @@ class NeighbourProbe:
         return True
 
     def unreached_s(self, now_s: float) -> float:
-        """Return for how long all of `unreached` have been missed; 0.0 if there are none."""
-        return now_s - max(self._missed_s[url] for url in self.unreached) if self.unreached else 0.0
+        """Return how long ago the last of `unreached` was found to be out of reach; 0.0 if there are none."""
+        return now_s - max(self._unreached_s[url] for url in self.unreached) if self.unreached else 0.0
 
     def _forget(self) -> None:
-        self.unreached, self._misses, self._missed_s = (), {}, {}
+        self.unreached, self._misses, self._unreached_s = (), {}, {}
 
     async def probe(self, neighbours: Sequence[str], now_s: float) -> None:
         """Attempt to reach each neighbour once, and update `unreached`."""
@@ -83,14 +85,18 @@ class NeighbourProbe:
         self._reached |= reached
         if generation != self._generation or not self._was_held_up:
             return
+        if now_s - self._last_s > GAP_S:
+            self._forget()
+        self._last_s = now_s
         for url, there in zip(neighbours, answers, strict=True):
-            if there:
-                self._misses.pop(url, None)
-                self._missed_s.pop(url, None)
-            elif there is False and url in self._reached:
+            if there is False and url in self._reached:
                 self._misses[url] = self._misses.get(url, 0) + 1
-                self._missed_s.setdefault(url, now_s)
-        self.unreached = tuple(url for url in neighbours if self._misses.get(url, 0) >= MISSES)
+                if self._misses[url] == MISSES:
+                    self._unreached_s[url] = now_s
+            else:  # an attempt without a result proves nothing, so the next one begins a new row
+                self._misses.pop(url, None)
+                self._unreached_s.pop(url, None)
+        self.unreached = tuple(url for url in neighbours if url in self._unreached_s)
 
 
 async def _reaches(url: str) -> bool | None:

@@ -16,6 +16,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder, StateSource
 from supervisor.decision import state_sources
 from supervisor.fault_kinds import kind_of
+from supervisor.identity_cache import by_identity
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
@@ -151,8 +152,14 @@ def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]
     if not policy.members_created_externally or count < 2:
         return ()
     blocks = {(block - 1) % count, (block + 1) % count}
-    urls = {each.rank // memory.nproc: each.url for each in memory.peers if each.url}
+    urls = _urls(memory.peers, memory.nproc)
     return tuple(urls[each] for each in sorted(blocks) if each in urls)
+
+
+@by_identity(4)  # `peers` names every rank, and each member of a job of thousands of ranks gets an order
+def _urls(peers: tuple[StateSource, ...], nproc: int) -> dict[int, str]:
+    """Return the address of each member by its position."""
+    return {each.rank // nproc: each.url for each in peers if each.url}
 
 
 def _sources(memory: JobState, member: str, block: int) -> tuple[StateSource, ...]:

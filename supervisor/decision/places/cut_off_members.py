@@ -5,10 +5,13 @@ restart in place does not help, because the new ranks cannot form a group either
 each sidecar reports which of its neighbours it no longer reaches (`MemberReport.unreached`). A pair of
 members counts only if each of them reports the other, and has done so for a while. If one member is in all
 pairs, and a standby is ready, the standby takes its place. The pod of the replaced member is evicted when the
-group trains again.
+group trains again. A report that the other member does not confirm moves nobody; after a while, the user is
+warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from supervisor.view import members, reports
 from supervisor.view.model import SECOND_NS, Fault, JobState, MemberView, Policy, View, Warn
@@ -17,15 +20,20 @@ SIGNATURE = "cut off from its peers"
 # How long both members of a pair must have missed each other. By then, all others that are concerned have
 # reported, too, because sidecars probe once a second.
 CONFIRM_S = 6.0
+# The same, before the first step of a generation: ranks that load or compile need no network, so a short
+# failure of it holds up nobody.
+FIRST_STEP_S = 30.0
+UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
 MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
 HOUR_S = 3600.0
-WARNED = "peers"  # the place of the warning
+WARNED = "peers of "  # how the places of warnings begin
+MOST_WARNINGS = 4  # in a run
 
 
 def due(view: View, policy: Policy) -> Fault | None:
     """Return the loss of the member that is cut off from its peers, if a standby can replace it."""
-    pairs = _pairs(view, policy)
+    pairs, _ = _pairs(view, policy)
     position = _explanation(pairs) if pairs else None
     if position is None or not members.ready_standbys(view) or _has_swapped_often(view):
         return None
@@ -33,19 +41,27 @@ def due(view: View, policy: Policy) -> Fault | None:
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
-    """Return a warning about members that do not reach each other, if no standby helps; once for a run."""
-    pairs = _pairs(view, policy)
-    if not pairs or WARNED in {each.place for each in view.memory.warned}:
+    """Return a warning about members that do not reach each other, if no standby helps; once for a pair."""
+    pairs, unconfirmed = _pairs(view, policy)
+    if not pairs and not unconfirmed:
         return None
-    one, other = min(pairs)
+    one, other = min(pairs or unconfirmed)
     names = view.memory.placement
-    more = f", nor do {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
-    why = f"members {names[one]} and {names[other]} do not reach each other{more}"
-    need = "no single member explains this" if _explanation(pairs) is None else "no standby is ready"
+    if not pairs:
+        why = f"member {names[one]} does not reach {names[other]}"
+        need = f"{names[other]} does not confirm this"
+    else:
+        more = f", nor do {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
+        why = f"members {names[one]} and {names[other]} do not reach each other{more}"
+        need = "no single member explains this" if _explanation(pairs) is None else "no standby is ready"
     if _has_swapped_often(view):
         need = f"{MOST_SWAPS} replacements within an hour have not helped"
+    place = f"{WARNED}{names[one]}: {need}"
+    known = [each.place for each in view.memory.warned if each.place.startswith(WARNED)]
+    if place in known or len(known) >= MOST_WARNINGS:
+        return None
     return Warn(
-        WARNED, f"{why}, so the group completes no step. Check the network between their nodes: {need}"
+        place, f"{why}, so the group completes no step. Check the network between their nodes: {need}"
     )
 
 
@@ -69,36 +85,41 @@ def were_cut_off(memory: JobState) -> frozenset[str]:
     return found - memory.seats.keys()
 
 
-def _pairs(view: View, policy: Policy) -> frozenset[tuple[int, int]]:
+_Pairs: TypeAlias = "frozenset[tuple[int, int]]"
+_NONE: tuple[_Pairs, _Pairs] = (frozenset(), frozenset())
+
+
+def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     """Return the pairs of positions of members that do not reach each other, but reach the supervisor.
 
-    Returns none while one side alone reports another, because more may become known within seconds.
+    The second set has those that one member alone reports: it, and the member that it does not reach. Both
+    sets are empty while a report is recent, because more may become known within seconds.
     """
     memory = view.memory
     if not policy.members_created_externally or len(memory.placement) < 2:
-        return frozenset()
+        return _NONE
     there = [view.member(name) for name in memory.placement]
     if not any(each.report.unreached for each in there if each is not None and each.report is not None):
-        return frozenset()
+        return _NONE
     if not all(each is not None and _is_up_to_date(view, each) for each in there):
-        return frozenset()
+        return _NONE
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
-        return frozenset()
+        return _NONE
+    confirm_s = CONFIRM_S if memory.settled else FIRST_STEP_S
     positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
-    missed: set[tuple[int, int]] = set()
-    lasting: set[tuple[int, int]] = set()
+    missed: dict[tuple[int, int], float] = {}
     for position, each in enumerate(there):
         assert each is not None
         assert each.report is not None
         others = {positions.get(url, position) for url in each.report.unreached} - {position}
-        pairs = {(position, other) for other in others if 0 <= other < len(there)}
-        missed |= pairs
-        if each.report.unreached_s >= CONFIRM_S:
-            lasting |= pairs
-    if any((other, one) not in lasting for one, other in missed):
-        return frozenset()
-    return frozenset((one, other) for one, other in missed if one < other)
+        missed |= {(position, other): each.report.unreached_s for other in others if 0 <= other < len(there)}
+    unconfirmed = frozenset((one, other) for one, other in missed if (other, one) not in missed)
+    if any(
+        lasted_s < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, lasted_s in missed.items()
+    ):
+        return _NONE
+    return frozenset((one, other) for one, other in missed if one < other) - unconfirmed, unconfirmed
 
 
 def _is_up_to_date(view: View, member: MemberView) -> bool:

@@ -52,8 +52,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
     for position, name in enumerate(memory.placement):
         if name in failed:
             continue
-        is_unfit = _keeps_failing(view, name) or cut_off_members.is_replaced(view, name)
-        if name in usable and name not in away and not (standbys and is_unfit):
+        if name in usable and name not in away and not (standbys and _is_unfit(view, name)):
             chosen.append((position, name))
         elif standbys:
             chosen.append((position, standbys.pop(0)))
@@ -76,15 +75,25 @@ def departing_members(view: View, policy: Policy) -> tuple[str, ...]:
 def _replaced_early(view: View, usable: dict[str, MemberView], standbys: int) -> frozenset[str]:
     """Return the usable members that standbys replace because they are about to end, soonest first.
 
-    Members that cannot be used take precedence, because the group cannot run without replacing them.
+    Members that cannot be used or are unfit take precedence, because the group cannot run without replacing
+    them.
     """
     placement = view.memory.placement
-    departing = [m for name in placement if (m := usable.get(name)) is not None and m.departure is not None]
+    departing = [
+        m
+        for name in placement
+        if (m := usable.get(name)) is not None and m.departure is not None and not _is_unfit(view, name)
+    ]
     if not departing:
         return frozenset()
-    needed = sum(name not in usable or _keeps_failing(view, name) for name in placement)
+    needed = sum(name not in usable or _is_unfit(view, name) for name in placement)
     departing.sort(key=lambda m: (m.departure is not None and m.departure.ends_ns) or math.inf)
     return frozenset(m.name for m in departing[: max(0, standbys - needed)])
+
+
+def _is_unfit(view: View, name: str) -> bool:
+    """True if a usable member should lose its ranks, provided that a standby can take them."""
+    return _keeps_failing(view, name) or cut_off_members.is_replaced(view, name)
 
 
 def _keeps_failing(view: View, name: str) -> bool:

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from sidecar.watch import neighbour_probe
-from sidecar.watch.neighbour_probe import FIRST_S, MISSES, PERIOD_S, STARTED_S, NeighbourProbe
+from sidecar.watch.neighbour_probe import FIRST_S, GAP_S, MISSES, PERIOD_S, STARTED_S, NeighbourProbe
 
 ONE, OTHER = "http://10.0.0.1:7", "http://10.0.0.2:7"
 
@@ -77,15 +77,37 @@ def test_a_neighbour_that_was_never_reached_is_not_reported(hosts: Hosts) -> Non
     for second in range(20, 40):
         poll(probe, float(second), late=True, settled=True)
     assert probe.unreached == (OTHER,)
-    assert probe.unreached_s(40.0) == 20.0
+    assert probe.unreached_s(40.0) == 40.0 - (20 + MISSES - 1), "since the attempt that has shown it"
 
 
-def test_an_attempt_without_a_result_changes_nothing(hosts: Hosts) -> None:
+def test_an_attempt_without_a_result_proves_nothing(hosts: Hosts) -> None:
     probe = NeighbourProbe()
     poll(probe, 0.0, late=False, settled=True)
     hosts.unknown = {ONE}
     for second in range(1, 20):
         poll(probe, float(second), late=True, settled=True)
+    assert not probe.unreached
+
+
+def test_a_neighbour_is_not_out_of_reach_for_longer_than_attempts_show(hosts: Hosts) -> None:
+    probe = NeighbourProbe()
+    poll(probe, 0.0, late=False, settled=True)
+    hosts.away = {ONE}
+    for second in range(10, 10 + MISSES):
+        poll(probe, float(second), late=True, settled=True)
+    assert probe.unreached == (ONE,)
+    hosts.unknown = {ONE}
+    poll(probe, 20.0 - GAP_S, late=True, settled=True)
+    assert not probe.unreached
+
+
+def test_attempts_that_are_far_apart_are_not_in_a_row(hosts: Hosts) -> None:
+    """For example, this process was stopped in between."""
+    probe = NeighbourProbe()
+    poll(probe, 0.0, late=False, settled=True)
+    hosts.away = {ONE}
+    for number in range(MISSES + 1):
+        assert poll(probe, 10.0 + number * (GAP_S + 1), late=True, settled=True)
     assert not probe.unreached
 
 

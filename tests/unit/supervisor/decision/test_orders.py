@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +120,28 @@ def test_an_end_for_a_fault_gives_a_grace_only_to_ranks_that_are_already_ending(
 ) -> None:
     told = order("m2", phase="stopping", **given)
     assert (told.do, told.grace_s, told.ending_only) == ("stop", grace_s, ending_only)
+
+
+def test_the_orders_of_a_large_group_cost_little_more_with_neighbours() -> None:
+    """A group has one peer per rank, so a pass over all peers for each order would take seconds."""
+    count, nproc = 500, 8
+    large = memory(
+        placement=tuple(f"m{number}" for number in range(count)),
+        world_size=count * nproc,
+        nproc=nproc,
+        peers=tuple(StateSource(f"http://m{each // nproc}:1", each) for each in range(count * nproc)),
+        launch=LAUNCH,
+    )
+
+    def took_s(policy: Policy) -> float:
+        began_s = time.process_time()
+        orders = [order_for(large, name, policy, None) for name in large.placement]
+        neighbours = ("http://m1:1", f"http://m{count - 1}:1") if policy.members_created_externally else ()
+        assert orders[0].neighbours == neighbours
+        return time.process_time() - began_s
+
+    on_one_machine, on_a_cluster = (Policy(members_created_externally=each) for each in (False, True))
+    assert min(took_s(on_a_cluster) for _ in range(3)) < 5 * min(took_s(on_one_machine) for _ in range(3))
 
 
 def test_a_drill_is_passed_on() -> None:

@@ -80,6 +80,51 @@ def test_one_side_alone_decides_nothing_whoever_reports_first(first: int) -> Non
     assert cut_off_members.warning(seen, POLICY) is None
 
 
+UNCONFIRMED_S = cut_off_members.UNCONFIRMED_S
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_user_is_warned_about_a_report_that_is_not_confirmed_for_a_long_time(number: int) -> None:
+    unreached = {1: (2,), 2: (1, 3), 3: (2,)}[number]
+    there = [here(0), here(1), here(2), here(3)]
+    there[number] = here(number, *unreached, for_s=UNCONFIRMED_S)
+    action = decide(group(*there, standby()), POLICY)
+    assert isinstance(action, Warn)
+    assert f"m{number} does not reach m{unreached[0]}, so the group completes no step" in action.why
+    assert action.why.endswith(f"m{unreached[0]} does not confirm this")
+
+
+def test_a_report_that_is_not_confirmed_does_not_hide_a_member_that_is_cut_off() -> None:
+    peers = tuple(StateSource(f"http://m{number}:1", number) for number in range(6))
+    for for_s, is_due in ((UNCONFIRMED_S - 1, False), (UNCONFIRMED_S, True)):
+        there = (*CUT_OFF, here(4, 5, for_s=for_s), here(5), standby())
+        found = cut_off_members.due(group(*there, count=6, peers=peers), replace(POLICY, members=6))
+        assert (found is not None and found.member == "m2") == is_due
+
+
+def test_a_group_that_has_not_completed_a_step_gets_more_time() -> None:
+    """Ranks that compile or load do not need the network, so it may fail for some seconds."""
+    for for_s, is_due in ((cut_off_members.FIRST_STEP_S - 1, False), (cut_off_members.FIRST_STEP_S, True)):
+        there = (here(0), here(1, 2, for_s=for_s), here(2, 1, 3, for_s=for_s), here(3, 2, for_s=for_s))
+        seen = group(*there, standby(), settled=False)
+        assert (cut_off_members.due(seen, POLICY) is not None) == is_due
+
+
+@pytest.mark.parametrize("leaving", [0, 2, 3])
+def test_the_standby_goes_to_the_member_that_is_cut_off_even_if_a_member_is_about_to_end(
+    leaving: int,
+) -> None:
+    drained = Departure("its node is being drained", ends_ns=int((NOW_S + 60) * S))
+    there = [replace(each, departure=drained) if n == leaving else each for n, each in enumerate(CUT_OFF)]
+    seen = group(*there, standby())
+    action = decide(seen, POLICY)
+    assert isinstance(action, Secure)
+    assert [each.member for each in action.faults] == ["m2"]
+    incident = OpenIncident(1, 1, 990 * S, 991 * S, 0.0, action.faults)
+    stopped = replace(seen, memory=replace(seen.memory, phase="securing", incident=incident))
+    assert placement.choose_members(stopped, POLICY) == ("m0", "m1", "m9", "m3")
+
+
 @pytest.mark.parametrize("youngest", [1, 2, 3])
 def test_all_reports_must_have_lasted(youngest: int) -> None:
     for_s = cut_off_members.CONFIRM_S - 1
