@@ -150,7 +150,7 @@ def from_json(
     read. `known` has the values of fields that were decoded before, and takes precedence over `value`.
     """
     try:
-        found: T = _object_reader(typing.cast("Hashable", kind))(value, lenient, known)
+        found: T = _object_reader(typing.cast("Hashable", kind), tuple(known))(value, lenient, known)
     except _Misfit as error:
         raise InvalidMessage(f"{where or kind.__name__}{error.place}: {error.why}") from None
     return found
@@ -176,38 +176,39 @@ class _Misfit(Exception):
 _Reader: typing.TypeAlias = "Callable[[Any, bool], Any]"
 
 
+class _Field(typing.NamedTuple):
+    name: str
+    hint: Any
+    read: _Reader
+    is_required: bool
+
+
 @lru_cache(maxsize=1024)
-def _object_reader(kind: Any) -> Callable[..., Any]:
-    fields = _fields(kind)
+def _object_reader(kind: Any, known: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """Return a reader of `kind`. Its third argument has the values of the fields `known`."""
     plan = tuple(
-        (name, _read_seconds if is_seconds(name, hint) else _reader(hint, most_items), required)
-        for name, (hint, required, most_items) in fields.items()
+        _Field(name, hint, _read_seconds if is_seconds(name, hint) else _reader(hint, most_items), required)
+        for name, (hint, required, most_items) in _fields(kind).items()
     )
-    all_of = tuple((name, read_field) for name, read_field, _ in plan)
-    make = _constructor(kind)
+    read = _field_by_field(kind, plan)
+    twin = _unfrozen_twin(kind)
+    return read if twin is None else _compiled(kind, twin, plan, known, read)
+
+
+def _field_by_field(kind: Any, plan: tuple[_Field, ...]) -> Callable[..., Any]:
+    """Return a reader that accepts every valid object, and determines what is wrong with the others."""
+    names = frozenset(name for name, *_ in plan)
 
     def read(value: Any, lenient: bool, known: Mapping[str, Any] = _NOTHING) -> Any:
         if not isinstance(value, Mapping):
             raise _Misfit(f"{_short(value)} is not an object")
-        if len(value) + len(known) == len(all_of):  # the usual case: exactly the fields of the class
-            try:
-                if not known:
-                    return make(*[read_field(value[name], lenient) for name, read_field in all_of])
-                return make(
-                    *[
-                        known[name] if name in known else read_field(value[name], lenient)
-                        for name, read_field in all_of
-                    ]
-                )
-            except (_Misfit, LookupError, ValueError):  # the code below determines what is wrong
-                pass
-        if not lenient and not fields.keys() >= value.keys():
-            unknown = next(name for name in value if name not in fields)
+        if not lenient and not names >= value.keys():
+            unknown = next(name for name in value if name not in names)
             raise _Misfit("unknown field", f".{_short(unknown)}")
         found = {}
         name = ""
         try:
-            for name, read_field, required in plan:
+            for name, _, read_field, required in plan:
                 if name in known:
                     found[name] = known[name]
                 elif name in value:
@@ -224,28 +225,81 @@ def _object_reader(kind: Any) -> Callable[..., Any]:
     return read
 
 
-def _constructor(kind: Any) -> Callable[..., Any]:
-    """Return a function that makes instances of a dataclass from the values of all of its fields, in order.
+# Conditions under which a JSON value `v` is a value of the type. They hold for almost all values.
+_HOLDS: Mapping[Any, str] = types.MappingProxyType(
+    {
+        int: f"type(v) is int and {-(1 << 63)} <= v < {1 << 64}",
+        float: f"type(v) is float and {-MAX_FLOAT!r} <= v <= {MAX_FLOAT!r}",
+        str: f"type(v) is str and len(v) <= {MAX_TEXT}",
+        bool: "type(v) is bool",
+    }
+)
+_HOLDS_FOR_SECONDS = f"type(v) is float and {-MAX_SECONDS!r} <= v <= {MAX_SECONDS!r}"
+_COMPILED = """
+def read(value, lenient, known=nothing):
+    if type(value) is dict and len(value) == {count}:
+        made = twin()
+        try:
+            {fields}
+            made.__class__ = kind
+            return made
+        except (Misfit, KeyError):
+            pass
+    return read_any(value, lenient, known)
+"""
+
+
+def _compiled(
+    kind: Any, twin: Any, plan: tuple[_Field, ...], known: tuple[str, ...], read_any: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a faster `read_any`, with code made for `kind`.
+
+    A supervisor reads 300,000 values per second, and a function call for each of them would take a tenth of
+    its time. The code reads only objects that have exactly the fields of the class, as `encode` writes them.
+    It leaves all others to `read_any`, and all unusual values to the reader of their field.
+    """
+    space = {"twin": twin, "kind": kind, "Misfit": _Misfit, "read_any": read_any, "nothing": _NOTHING}
+    lines = []
+    for number, (name, hint, read_field, _) in enumerate(plan):
+        if name in known:
+            lines.append(f"made.{name} = known[{name!r}]")
+        else:
+            lines.append(f"v = value[{name!r}]")
+            lines.append(f"made.{name} = {_shortcut(name, hint)}read{number}(v, lenient)")
+            space[f"read{number}"] = read_field
+    count = len(plan) - len(known)
+    exec(_COMPILED.format(count=count, fields="\n            ".join(lines)), space)
+    return typing.cast("Callable[..., Any]", space["read"])
+
+
+def _shortcut(name: str, hint: Any) -> str:
+    """Return the beginning of an expression that converts the usual JSON value `v` of a field."""
+    if is_seconds(name, hint):
+        return f"v if {_HOLDS_FOR_SECONDS} else "
+    if hint in _HOLDS:
+        return f"v if {_HOLDS[hint]} else "
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and args[-1] is Ellipsis:
+        return "() if type(v) is list and not v else "
+    return "None if v is None else " if type(None) in args else ""
+
+
+def _unfrozen_twin(kind: Any) -> type[Any] | None:
+    """Return a class with the same slots as a frozen dataclass, whose instances can become ones of `kind`.
 
     A frozen dataclass sets each field by a call of `setattr`, which for a report takes as long as the
-    rest of the decoding. Therefore, an instance of a twin class is made, which has the same slots but is not
-    frozen. It is given its real class once it is complete.
+    rest of the decoding. An instance of the twin is given its real class once it is complete. The result is
+    None if this is not possible.
     """
     if "__slots__" not in vars(kind) or hasattr(kind, "__post_init__"):
-        return typing.cast("Callable[..., Any]", kind)
-    names = [each.name for each in dataclasses.fields(kind)]
-    twin = dataclasses.make_dataclass(f"Unfrozen{kind.__name__}", names, slots=True)
+        return None
+    names = tuple(each.name for each in dataclasses.fields(kind))
+    twin = type(f"Unfrozen{kind.__name__}", (), {"__slots__": names})
     try:
-        object.__new__(twin).__class__ = kind
+        twin().__class__ = kind
     except TypeError:  # the slots differ, for example because the class has a base class with fields
-        return typing.cast("Callable[..., Any]", kind)
-
-    def make(*values: Any) -> Any:
-        made = twin(*values)
-        made.__class__ = kind
-        return made
-
-    return make
+        return None
+    return twin
 
 
 def is_seconds(name: str, hint: Any) -> bool:

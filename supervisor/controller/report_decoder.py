@@ -7,6 +7,7 @@ supervisor of 2,000 members would otherwise spend most of its time decoding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -37,6 +38,7 @@ _NAMES = tuple(each.names for each in PARTS)
 
 KEPT_CHARS = 16_384  # for a longer part, only a hash is kept
 _Mark: TypeAlias = "str | bytes"
+_Span: TypeAlias = "tuple[int, int]"
 
 
 def _mark(part: str) -> _Mark:
@@ -46,75 +48,105 @@ def _mark(part: str) -> _Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A part of the last report: its length, what identifies its text, and the values decoded from it."""
+    """A part of the last report: its length, what identifies its text, and the memory that it takes."""
 
     length: int
     mark: _Mark
-    values: dict[str, Any]
     retained_bytes: int
 
-    def matches(self, text: str, begin: int, end: int) -> bool:
-        if self.length != end - begin:
-            return False
+    def is_at(self, text: str, begin: int) -> bool:
+        """True if the text of this part is in `text` at `begin`."""
         mark = self.mark
-        return text.startswith(mark, begin) if isinstance(mark, str) else _mark(text[begin:end]) == mark
+        if isinstance(mark, str):
+            return text.startswith(mark, begin)
+        return _mark(text[begin : begin + self.length]) == mark
 
 
 def _known(text: str, values: dict[str, Any]) -> _Known:
     copied = retained_bytes(values.get("launcher"), texts=False)  # the server converts its times
     retained = sum(map(retained_bytes, values.values())) + copied + min(len(text), KEPT_CHARS)
-    return _Known(len(text), _mark(text), values, retained)
+    return _Known(len(text), _mark(text), retained)
 
 
 class ReportDecoder:
     """Decodes the successive reports of one connection."""
 
     def __init__(self) -> None:
-        self._known: tuple[_Known, ...] = ()
+        self._known: tuple[_Known, ...] = ()  # one for each of `PARTS`, or none
+        self._values: dict[str, Any] = {}  # the values of the fields in `PARTS`
+        self._known_bytes = 0
         # A bound on the memory that the last report takes, including what the decoder keeps of it.
         self.retained_bytes = 0
 
     def decode(self, text: str) -> MemberReport:
         """Return exactly what `codec.decode` returns. Raises `InvalidMessage`."""
-        spans = _spans(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ()
-        if not spans:
-            self._known, self.retained_bytes = (), 2 * most_bytes(text)
-            return codec.decode(MemberReport, text)
-        repeated: dict[str, Any] = {}
-        left: list[str] = []
-        at = 0
-        for (begin, end), known in zip(spans, self._known, strict=False):
-            if known.matches(text, begin, end):
-                left.append(text[at:begin])
-                at = end
-                repeated.update(known.values)
-        left.append(text[at:])
-        try:
-            value = codec.parse("".join(left), MemberReport.__name__)
-            report = codec.from_json(MemberReport, value, known=repeated)
-        except codec.InvalidMessage:
-            self._known = ()
-            raise
-        if len(repeated) < _ALL:
-            self._known = tuple(
-                _known(text[begin:end], {name: getattr(report, name) for name in names})
-                for (begin, end), names in zip(spans, _NAMES, strict=True)
-            )
-        between = left if len(repeated) == _ALL else _between(text, spans)
-        self.retained_bytes = most_bytes("".join(between)) + sum(each.retained_bytes for each in self._known)
+        changed = self._changed(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ""
+        if not changed:
+            return self._decode_parts(text)
+        report = self._complete(changed, self._values)
+        self.retained_bytes = most_bytes(changed) + self._known_bytes
         return report
 
+    def _changed(self, text: str) -> str:
+        """Return `text` without `PARTS` if all of them repeat the last report, as is usual; otherwise ""."""
+        pieces, at = [], 0
+        for (first, after), known in zip(_MARKS, self._known, strict=False):
+            begin = text.find(first, at)
+            end = begin + known.length
+            if begin < 0 or not known.is_at(text, begin):
+                return ""
+            # A known text contains no mark of its end, so it ends here, as `_spans` would find.
+            if not (text.startswith(after, end) if after else text.rfind("}") == end):
+                return ""
+            pieces.append(text[at:begin])
+            at = end
+        return "".join((*pieces, text[at:])) if pieces else ""
 
-_ALL = sum(map(len, _NAMES))
+    def _decode_parts(self, text: str) -> MemberReport:
+        """Decode a report that differs from the last one in some part, or is the first one."""
+        spans = _spans(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ()
+        if not spans:
+            self._forget()
+            self.retained_bytes = 2 * most_bytes(text)
+            return codec.decode(MemberReport, text)
+        parts = zip(spans, self._known, _NAMES, strict=False)
+        repeats = [(span, names) for span, known, names in parts if _is_at(known, text, span)]
+        values = {name: self._values[name] for _, names in repeats for name in names}
+        report = self._complete(_without(text, [span for span, _ in repeats]), values)
+        of_parts = [{name: getattr(report, name) for name in names} for names in _NAMES]
+        self._known = tuple(
+            _known(text[begin:end], each) for (begin, end), each in zip(spans, of_parts, strict=True)
+        )
+        self._values = {name: value for each in of_parts for name, value in each.items()}
+        self._known_bytes = sum(each.retained_bytes for each in self._known)
+        self.retained_bytes = most_bytes(_without(text, spans)) + self._known_bytes
+        return report
+
+    def _complete(self, changed: str, values: dict[str, Any]) -> MemberReport:
+        """Decode the text of a report without the fields that `values` has."""
+        try:
+            value = codec.parse(changed, MemberReport.__name__)
+            return codec.from_json(MemberReport, value, known=values)
+        except codec.InvalidMessage:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self._known, self._values, self._known_bytes = (), {}, 0
 
 
-def _between(text: str, spans: tuple[tuple[int, int], ...]) -> list[str]:
-    """Return the pieces of `text` that are in none of `spans`."""
+def _is_at(known: _Known, text: str, span: _Span) -> bool:
+    begin, end = span
+    return known.length == end - begin and known.is_at(text, begin)
+
+
+def _without(text: str, spans: Sequence[_Span]) -> str:
+    """Return `text` without `spans`."""
     edges = (0, *(edge for span in spans for edge in span), len(text))
-    return [text[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+    return "".join([text[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)])
 
 
-def _spans(text: str) -> tuple[tuple[int, int], ...]:
+def _spans(text: str) -> tuple[_Span, ...]:
     """Return where `PARTS` begin and end; () if the report is not in the form that `codec.encode` writes.
 
     In a JSON string, a backslash precedes each quotation mark, so these marks can only be names of fields. A

@@ -32,8 +32,10 @@ class ClockOffset:
         difference_ns = now_ns - report.now_ns
         if self.least_ns is None or now_ns - self.since_ns > WINDOW_NS:
             state = ClockOffset(self.ns, difference_ns, self.least_ns, now_ns)
-        else:
-            state = replace(self, least_ns=min(self.least_ns, difference_ns))
+        elif difference_ns < self.least_ns:
+            state = replace(self, least_ns=difference_ns)
+        else:  # the usual case: making an equal object would take a twentieth of the time that a report takes
+            state = self
         assert state.least_ns is not None
         best_ns = state.least_ns if state.before_ns is None else min(state.least_ns, state.before_ns)
         first = self.least_ns is None
