@@ -389,7 +389,7 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
     with agent.looked:
         agent.looked.wait_for(lambda: agent.published.ready)
     if not as_json:
-        _show_health(report.health_report(agent.published, parts.about()), as_json)
+        _show_health(report.watch_report(agent.published, parts.about(), agent.problems), as_json)
 
 
 def _handle_signals(agent: Agent) -> None:

@@ -45,15 +45,16 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
 
 
 def _undecided(report: Mapping[str, Any], colour: bool) -> list[str]:
-    """Return a table of the checks that were not judged in the given time."""
+    """Return a table of the checks that were not judged, in the given time if there was one."""
     undecided = report.get("undecided", ())
     if not undecided:
         return []
     names = [" ".join(filter(None, (each["entity"], each["check"]))) for each in undecided]
     width = max(map(len, names))
     mark = paint("unknown  ", COLOURS["unknown"], colour)
+    within = f" within {report['looked_s']:g} s" if "looked_s" in report else ""
     return [
-        f"not judged within {report['looked_s']:g} s:",
+        f"not judged{within}:",
         *(f"{mark}  {name:{width}}  {each['why']}" for name, each in zip(names, undecided, strict=True)),
     ]
 

@@ -2,7 +2,9 @@
 
 Each burst is judged when it occurs. A finding starts with the first burst after the previous finding ended,
 and its newest burst decides how it ends. An earlier judgement that is more severe than the newest one stays
-in force until its own remedy, because a repetition never makes a fault milder.
+in force until its own remedy, because a repetition never makes a fault milder. A burst of another variant
+that is at least as severe is such a repetition, too: another link that fails in the quiet time after a remedy
+shows that the remedy did not help. A milder one, such as an error that can be ignored, is not.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
 unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to a
@@ -12,9 +14,10 @@ that the driver judged.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import inf
 
 from nodeagent.evaluation.bursts import (
@@ -104,6 +107,28 @@ class Judgement:
 def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
     """Return the sort key of a judgement or meaning; the most severe one has the greatest key."""
     return found.level, found.action, _ORDER[found.clears]
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The bursts of all variants of an event, by the level that they show at least."""
+
+    starts: Mapping[Level, Sequence[float]] = field(default_factory=dict)  # ascending
+    ends: Mapping[Level, Sequence[float]] = field(default_factory=dict)  # the newest end up to each start
+
+    @classmethod
+    def of(cls, judged: Iterable[Iterable[tuple[Burst, Judgement]]]) -> Signs:
+        found = sorted((burst, each.level) for chain in judged for burst, each in chain)
+        at_least = {level: [burst for burst, shown in found if shown >= level] for level in Level}
+        return cls(
+            {level: [first for first, _ in spans] for level, spans in at_least.items()},
+            {level: list(accumulate((last for _, last in spans), max)) for level, spans in at_least.items()},
+        )
+
+    def newest_s(self, level: Level, before_s: float) -> float:
+        """Return the newest end of the bursts of at least this level that started before `before_s`."""
+        count = bisect_left(self.starts.get(level, ()), before_s)
+        return self.ends[level][count - 1] if count else -inf
 
 
 Step = tuple[Burst, Meaning]  # a burst, and its meaning
@@ -246,15 +271,19 @@ def standing(
     unrecurred = len(chains)
     chains += _since(floor_s, recurring)
     spans = union_bursts([burst for burst, _ in steps] for steps in chains)
-    segments: list[tuple[Level, Burst]] = []
-    live: list[Judgement] = []
-    for n, steps in enumerate(chains):
-        own = [burst for burst, _ in steps]
-        judged = [
+    owns = [[burst for burst, _ in steps] for steps in chains]
+    judged = [
+        [
             _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks, n >= unrecurred)
             for burst, meaning in steps
         ]
-        stood = list(_stood(own, judged, marks, superseding, drivers_word_replaces=n < count))
+        for n, (own, steps) in enumerate(zip(owns, chains, strict=True))
+    ]
+    signs = Signs.of(zip(own, fresh, strict=True) for own, fresh in zip(owns, judged, strict=True))
+    segments: list[tuple[Level, Burst]] = []
+    live: list[Judgement] = []
+    for n, (own, fresh) in enumerate(zip(owns, judged, strict=True)):
+        stood = list(_stood(own, fresh, marks, signs, superseding, drivers_word_replaces=n < count))
         segments += [segment for segment, _ in stood]
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
@@ -287,7 +316,7 @@ def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[B
     if meaning.recurs is None or not meaning.recurs.same_variant:
         return []
     judged = [_judged(meaning, None, burst, own, own, marks) for burst in own]
-    stood = _stood(own, judged, marks, superseding=False, drivers_word_replaces=True)
+    stood = _stood(own, judged, marks, Signs(), superseding=False, drivers_word_replaces=True)
     return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]
 
 
@@ -300,7 +329,10 @@ def _judged(
     marks: EndMarks,
     has_recurred: bool = False,
 ) -> Judgement:
-    """Return what one burst means, given the bursts before it; with `has_recurred`, it is a recurrence."""
+    """Return what one burst means, given the bursts before it, but not yet when that ends.
+
+    With `has_recurred`, it is a recurrence.
+    """
     says = meaning
     why, by = meaning.name, ""
     if meaning.overridden:
@@ -324,7 +356,7 @@ def _judged(
             by,
             again,
         )
-    return replace(found, ends_s=_end_s(burst[1], found, marks))
+    return found
 
 
 def _recurred(
@@ -370,13 +402,15 @@ def _stood(
     own: Sequence[Burst],
     judged: Sequence[Judgement],
     marks: EndMarks,
+    signs: Signs,
     superseding: bool,
     drivers_word_replaces: bool,
 ) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
     """Yield for each burst the level and period of its effect, and the judgements in force after it."""
     standing: tuple[Judgement, ...] = ()
     until = [first for first, _ in own[1:]] + [inf]
-    for burst, fresh, next_s in zip(own, judged, until, strict=True):
+    for burst, found, next_s in zip(own, judged, until, strict=True):
+        fresh = replace(found, ends_s=_end_s(burst[1], found, marks, signs))
         graver = (
             each
             for each in standing
@@ -385,17 +419,17 @@ def _stood(
             and not superseding
             and (each.again or fresh.by != "driver" or not drivers_word_replaces)
         )
-        standing = (*(_renewed(each, burst, marks) for each in graver), fresh)
+        standing = (*(_renewed(each, burst, marks, signs) for each in graver), fresh)
         level = max(each.level for each in standing)
         ends_s = max(each.ends_s for each in standing if each.level == level)
         yield (level, (burst[0], min(ends_s, next_s))), standing
 
 
-def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks) -> Judgement:
+def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks, signs: Signs) -> Judgement:
     """Return a judgement after a milder repetition. Its remedy must now come after that repetition."""
     if judgement.clears is Clears.TIME:
         return judgement
-    return replace(judgement, ends_s=_end_s(burst[1], judgement, marks))
+    return replace(judgement, ends_s=_end_s(burst[1], judgement, marks, signs))
 
 
 def _unbroken_since_s(segments: list[Burst]) -> float:
@@ -408,10 +442,21 @@ def _unbroken_since_s(segments: list[Burst]) -> float:
     return since_s
 
 
-def _end_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
-    """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown."""
+def _end_s(last_s: float, found: Judgement, marks: EndMarks, signs: Signs) -> float:
+    """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown.
+
+    Each of `signs` before that end renews the judgement. Only time ends a judgement that needs no remedy.
+    """
     if found.clears is Clears.TIME:
         return _held_until_s(last_s, found.hold_s, marks)
+    ends_s = _remedied_s(last_s, found, marks)
+    while ends_s < inf and (newest_s := signs.newest_s(found.level, ends_s)) > last_s:
+        last_s, ends_s = newest_s, _remedied_s(newest_s, found, marks)
+    return ends_s
+
+
+def _remedied_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
+    """Return when a judgement ends whose last sign ended at `last_s`; infinity if there is no remedy yet."""
     after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
     if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
         after.append(_first_after(marks.over, last_s + AFTER_S))

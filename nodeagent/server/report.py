@@ -63,7 +63,7 @@ def check_report(
     """
     found = health_report(published, about)
     undecided = [
-        *({"entity": MEMORY, "check": "", "why": why} for why in unread),
+        *_unread(unread),
         *({"entity": e, "check": c, "why": why} for e, c, why in open_questions),
     ]
     blind = [
@@ -74,13 +74,31 @@ def check_report(
     if not any(each.observations for each in published.sensors):
         blind.append({"entity": NODE, "check": "", "why": f"no sensor has observed anything in {for_s:g} s"})
     counted = undecided if allow_blind else [*undecided, *blind]
-    level, _ = worst(published.verdicts)
     return {
         **found,
-        "level": UNKNOWN if counted and level is Level.HEALTHY else found["level"],
+        "level": _level(published, bool(counted)),
         "looked_s": for_s,
         "undecided": [*undecided, *blind],
     }
+
+
+def watch_report(published: Published, about: Mapping[str, Any], unread: Sequence[str]) -> dict[str, Any]:
+    """Return `health_report` for a watch that has just begun.
+
+    Without its saved state (`unread`: why), an otherwise healthy node has the level `unknown`, because only
+    that state may show a fault.
+    """
+    found = health_report(published, about)
+    return {**found, "level": _level(published, bool(unread)), "undecided": _unread(unread)}
+
+
+def _unread(whys: Iterable[str]) -> list[dict[str, str]]:
+    return [{"entity": MEMORY, "check": "", "why": why} for why in whys]
+
+
+def _level(published: Published, is_undecided: bool) -> str:
+    level, _ = worst(published.verdicts)
+    return UNKNOWN if is_undecided and level is Level.HEALTHY else word(level)
 
 
 def _why_blind(status: SensorStatus, for_s: float) -> str:

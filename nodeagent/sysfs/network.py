@@ -35,17 +35,14 @@ class NetInterface:
         return f"net/{self.name}"
 
 
-def interface_state(operstate: str, flags: int, was_up: bool) -> float | None:
-    """Return the check's state; None for an interface that has never been up. Pure.
+def interface_state(operstate: str, flags: int, was_up: bool) -> float:
+    """Return the check's state. Pure.
 
-    An interface that an operator has taken down counts as up. Drivers that do not know the state report
-    `unknown`.
+    An interface that has never been up, or that an operator has taken down, counts as up: it is as it should
+    be, and after an operator had it forgotten, this ends its finding. Drivers that do not know the state
+    report `unknown`.
     """
-    if operstate == "up":
-        return UP
-    if not was_up:
-        return None
-    return DOWN if flags & IFF_UP and operstate in ("down", "lowerlayerdown") else UP
+    return DOWN if was_up and flags & IFF_UP and operstate in ("down", "lowerlayerdown") else UP
 
 
 class NetworkInterfaces:
@@ -80,7 +77,11 @@ class NetworkInterfaces:
         return list(self._were_up)
 
     def forget(self, entity: str) -> None:
-        """Forget that an interface was up; if `entity` is empty, do so for all interfaces."""
+        """Forget that an interface was up; if `entity` is empty, do so for all interfaces.
+
+        An interface that is no longer listed is then reported as gone.
+        """
+        self.known.forget(entity)
         self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
 
     def _states(self, found: tuple[NetInterface, ...]) -> list[Reading]:
@@ -93,10 +94,7 @@ class NetworkInterfaces:
             if operstate is None or not _FLAGS.fullmatch(flags):
                 continue
             state = interface_state(operstate, int(flags, 16), each.name in self._were_up)
-            if state is not None:
-                states.append(
-                    Reading("net_down", each.entity, state, f"operstate {operstate}, flags {flags}")
-                )
+            states.append(Reading("net_down", each.entity, state, f"operstate {operstate}, flags {flags}"))
             is_up = operstate == "up"
             present[each.entity] = Hardware(each.key, each.home, state == DOWN, is_up)
             if is_up and each.name not in self._were_up:

@@ -46,6 +46,17 @@ def test_a_state_that_could_not_be_read_is_undecided_even_if_blind_sensors_are_a
         assert found["undecided"] == [{"entity": "sensor/memory", "check": "", "why": "it is torn"}]
 
 
+def test_without_the_saved_state_a_node_that_is_watched_is_not_called_healthy() -> None:
+    published = Published(1.0, verdicts([], ["node"]), (HOST,), problems=("it is torn",))
+    found = report.watch_report(published, {"node": "n"}, ["it is torn"])
+    lines = rendering.render_health(found)
+    assert lines[0] == "n: unknown, 1 check could not be judged"
+    assert lines[lines.index("not judged:") + 1] == "unknown    sensor/memory  it is torn"
+    assert rendering.render_health(report.watch_report(published, {"node": "n"}, []))[0] == (
+        "n: healthy, nothing to do"
+    )
+
+
 def test_a_sensor_that_has_not_answered_is_listed_with_the_time_given() -> None:
     assert "it has not answered in 2 s" in checked(SLOW, OPERATOR)[1]
 

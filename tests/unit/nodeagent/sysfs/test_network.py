@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.model import GONE, Observation
+from nodeagent.policy.loading import shipped
 from nodeagent.sysfs.network import DOWN, UP, NetworkInterfaces, interface_state
 from tests.unit.nodeagent.sysfs.tree import BRIDGES, realistic
 
@@ -19,12 +22,12 @@ def states(interfaces: NetworkInterfaces) -> dict[str, float]:
     ("operstate", "flags", "was_up", "found"),
     [
         ("up", 0x1003, False, UP), ("down", 0x1003, True, DOWN), ("lowerlayerdown", 0x1003, True, DOWN),
-        ("down", 0x1003, False, None), ("down", 0x1002, True, UP), ("unknown", 0x1003, True, UP),
-        ("dormant", 0x1003, False, None),
+        ("down", 0x1003, False, UP), ("down", 0x1002, True, UP), ("unknown", 0x1003, True, UP),
+        ("dormant", 0x1003, False, UP),
     ],
 )  # fmt: skip
 def test_only_an_interface_that_was_up_and_is_administratively_up_can_be_down(
-    operstate: str, flags: int, was_up: bool, found: float | None
+    operstate: str, flags: int, was_up: bool, found: float
 ) -> None:
     assert interface_state(operstate, flags, was_up) == found
 
@@ -53,7 +56,44 @@ def test_an_interface_that_goes_down_is_reported_even_after_a_restart(tmp_path: 
     tree.write("class/net/ib0/operstate", "down")
     for each in (before, NetworkInterfaces(str(tmp_path), remembered)):
         assert states(each) == {"net/ib0": DOWN, "net/ib1": UP}
-    assert states(NetworkInterfaces(str(tmp_path), None)) == {"net/ib1": UP}
+    assert states(NetworkInterfaces(str(tmp_path), None)) == {"net/ib0": UP, "net/ib1": UP}
+
+
+@pytest.mark.parametrize("entity", ["net/ib0", ""])
+def test_forgetting_an_interface_ends_the_finding_that_it_is_down(tmp_path: Path, entity: str) -> None:
+    tree, made = realistic(tmp_path), Evaluator(shipped())
+    interfaces = NetworkInterfaces(str(tmp_path), None)
+
+    def watch(from_s: float, until_s: float) -> list[str]:
+        for at_s in range(int(from_s), int(until_s), 5):
+            for each in interfaces.read(STATE, float(at_s)):
+                made.add(Observation(float(at_s), each.check, each.entity, "sysfs", each.value))
+        return [each.entity for each in made.findings(until_s) if each.check == "net_down"]
+
+    assert watch(0, 100) == []
+    tree.write("class/net/ib0/operstate", "down")
+    assert watch(100, 200) == ["net/ib0"]
+    interfaces.forget(entity)
+    remembered = json.loads(json.dumps([interfaces.remembered(), interfaces.known.remembered()]))
+    assert watch(200, 300) == []
+    interfaces = NetworkInterfaces(str(tmp_path), *remembered)
+    assert watch(300, 400) == []
+    tree.write("class/net/ib0/operstate", "up")
+    assert watch(400, 500) == []
+    tree.write("class/net/ib0/operstate", "down")
+    assert watch(500, 600) == ["net/ib0"], "it has been up since"
+
+
+@pytest.mark.parametrize("entity", ["net/ib0", ""])
+def test_forgetting_an_interface_that_has_vanished_ends_all_its_findings(tmp_path: Path, entity: str) -> None:
+    tree, interfaces = realistic(tmp_path), NetworkInterfaces(str(tmp_path), None)
+    states(interfaces)
+    tree.write("class/net/ib0/operstate", "down")
+    states(interfaces)
+    tree.remove("class/net/ib0")
+    interfaces.forget(entity)
+    found = {(each.check, each.entity) for at_s in (60.0, 120.0) for each in interfaces.read(STATE, at_s)}
+    assert found == {(GONE, "net/ib0"), ("net_down", "net/ib1")}
 
 
 def test_an_interface_that_an_operator_takes_down_is_healthy(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ WORDS = ["154 none", "154 reset_gpu", "154 reboot_node"]
 MARKS = ["gpu_reset", "boot", "replaced", "cleared"]
 MODES = ["mig off", "mig on", "mig on, off pending"]
 CHORES = ["restart", "reload", "forget", "look"]
-LINKS = ["all links", *LINK_FAULTS[:3]]
+OTHER_LINK_FAULT = "link 0x00000011"  # as severe, but its bursts never count as a recurrence
+LINKS = ["all links", *LINK_FAULTS[:3], OTHER_LINK_FAULT]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([0.5, 4.0, 60.0, 240.0, 400.0, 700.0, 7200.0, DAY_S, 31 * DAY_S]),
@@ -142,6 +143,17 @@ class Life:
 @example([(1.0, "mig off"), (1.0, "xid 95"), (60.0, "gpu_reset"), (1.0, "restart"), (700.0, "mig on")])
 @example([(1.0, "mig off"), (1.0, "xid 64"), (1.0, "gpu_reset"), (31 * DAY_S, "restart"), (1.0, "forget")])
 @example([(1.0, "mig on"), (1.0, "xid 95"), (1.0, "gpu_reset"), (400.0, "mig off"), (700.0, "look")])
+@example(
+    [
+        (0.5, "all links"),
+        (0.5, "154 reboot_node"),
+        (60.0, "154 none"),
+        (0.5, LINK_FAULTS[0]),
+        (700.0, "look"),
+    ]
+)
+@example([*[(4000.0, LINK_FAULTS[0])] * 5, (60.0, "gpu_reset"), (0.5, LINK_FAULTS[1]), (700.0, "look")])
+@example([*[(4000.0, LINK_FAULTS[0])] * 5, (60.0, "gpu_reset"), (0.5, OTHER_LINK_FAULT), (700.0, "look")])
 def test_a_finding_ends_only_by_its_remedy_and_its_age_never_falls_while_it_stands(
     steps: list[Step],
 ) -> None:

@@ -91,6 +91,39 @@ def test_an_agent_that_does_not_know_what_was_inherited_reads_the_rest() -> None
     assert the_fault(earlier, 30.0).level is Level.UNHEALTHY
 
 
+def after(*seen: Observation, now_s: float) -> list[tuple[Level, Action, bool]]:
+    made = Evaluator(POLICY, 575)
+    for each in seen:
+        made.add(each)
+    return [(each.level, each.action, each.lasting) for each in made.findings(now_s) if each.code == 149]
+
+
+def test_a_fault_of_another_link_soon_after_a_remedy_keeps_the_action_until_the_next_remedy() -> None:
+    words = (xid(154, 1.0, "reboot_node"), xid(154, 61.0, "none"))
+    seen = (xid(149, 0.0, LINKS[0]), *words, xid(149, 62.0, LINKS[1]))
+    assert after(*seen, now_s=62.0) == [(Level.UNHEALTHY, Action.REBOOT_NODE, True)]
+    assert after(*seen, now_s=DAY_S) == [(Level.UNHEALTHY, Action.REBOOT_NODE, True)]
+    for remedy in (mark("boot", 1000.0), xid(154, 1000.0, "none")):
+        assert after(*seen, remedy, now_s=1599.0) == [(Level.UNHEALTHY, Action.REBOOT_NODE, False)]
+        assert not after(*seen, remedy, now_s=1600.0)
+
+
+def test_a_fault_of_another_link_after_the_quiet_time_is_judged_by_itself() -> None:
+    seen = (xid(149, 0.0, LINKS[0]), xid(154, 1.0, "reboot_node"), mark("boot", 61.0))
+    assert after(*seen, xid(149, 661.0, LINKS[1]), now_s=661.0) == [(Level.UNHEALTHY, Action.RESET_GPU, True)]
+    assert after(*seen, xid(149, 660.0, LINKS[1]), now_s=DAY_S) == [
+        (Level.UNHEALTHY, Action.REBOOT_NODE, True)
+    ]
+
+
+def test_an_error_of_another_link_that_needs_no_action_does_not_prolong_a_fault() -> None:
+    seen = (xid(149, 0.0, LINKS[0]), mark("gpu_reset", 60.0))
+    errors = [xid(149, 60.0 + 300.0 * n, BER[n]) for n in range(4)]
+    assert POLICY.meaning("xid", 149, BER[0], 575).level is Level.HEALTHY
+    assert after(*seen, *errors, now_s=659.0) == [(Level.UNHEALTHY, Action.RESET_GPU, False)]
+    assert after(*seen, *errors, now_s=660.0) in ([], [(Level.HEALTHY, Action.NONE, False)])
+
+
 # Two that count their recurrence by variant: one lasts until a remedy, the other until time has passed.
 DOWN = [f"NETIR_LINK_EVT Fatal {0b000001 << 20 | 0b0010001 | n << 11:#010x} {n:#010x}" for n in range(24)]
 BER = [f"NETIR_BER_EVENT Nonfatal {0b0010011 | n << 11:#010x} 0x00000000" for n in range(24)]
