@@ -196,7 +196,7 @@ class Sidecar:
         found = self._neighbours.unreached
         if not found or self._asked_by != self.supervisor.connections:
             return {}
-        return {"unreached": found, "unreached_s": round(self._neighbours.unreached_s(time.monotonic()), 1)}
+        return {"unreached": found, "unreached_s": round(self._neighbours.unreached_s, 1)}
 
     def _changed(self) -> None:
         state = self.launcher.state

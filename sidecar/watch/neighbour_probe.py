@@ -68,9 +68,13 @@ class NeighbourProbe:
         self._next_s = now_s + (PERIOD_S if is_held_up else FIRST_S)
         return True
 
-    def unreached_s(self, now_s: float) -> float:
-        """Return how long ago the last of `unreached` was found to be out of reach; 0.0 if there are none."""
-        return now_s - max(self._unreached_s[url] for url in self.unreached) if self.unreached else 0.0
+    @property
+    def unreached_s(self) -> float:
+        """For how long attempts have shown that all of `unreached` are out of reach; 0.0 if there are none.
+
+        The time since the last attempt does not count, because this process may have been stopped.
+        """
+        return self._last_s - max(self._unreached_s[url] for url in self.unreached) if self.unreached else 0.0
 
     def _forget(self) -> None:
         self.unreached, self._misses, self._unreached_s = (), {}, {}

@@ -41,7 +41,7 @@ def due(view: View, policy: Policy) -> Fault | None:
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
-    """Return a warning about members that do not reach each other, if no standby helps; once for a pair."""
+    """Return a warning about members that do not reach each other, if no standby helps; once for a cause."""
     pairs, unconfirmed = _pairs(view, policy)
     if not pairs and not unconfirmed:
         return None
