@@ -162,7 +162,8 @@ class QuarantineController:
         if known is None:
             return self._verdicts.note(name, None, now_s)
         is_out = known.is_tainted or known.view.cordoned
-        return self._verdicts.note(name, known.verdict, now_s, known.view.rack, is_out=is_out)
+        age_s = _age_s(known.verdict_times, self._wall())
+        return self._verdicts.note(name, known.verdict, now_s, known.view.rack, is_out=is_out, age_s=age_s)
 
     def _heed_verdicts(self) -> None:
         """Make members leave the nodes whose agents report a fault, as far as the limits allow.
@@ -280,7 +281,7 @@ class QuarantineController:
         lease = await self._asked(pod_layout.SUPERVISOR_LEASE, request)
         created = (lease or {}).get("metadata", {}).get("creationTimestamp")
         if created:
-            self._installed_s = datetime.fromisoformat(str(created).replace("Z", "+00:00")).timestamp()
+            self._installed_s = _timestamp_s(str(created))
 
     def _due_s(self, found: NodePlan) -> float:
         """Return how many seconds to wait before planning again, if nothing happens."""
@@ -447,6 +448,19 @@ class QuarantineController:
         others = drain.evictable(found.objects)
         self._others[name] = (others, now_s + again_s)
         return others
+
+
+def _timestamp_s(text: str) -> float:
+    """Return a time of the API in seconds since 1970. Raises `ValueError`."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _age_s(times: Sequence[str], wall_s: float) -> float:
+    """Return how long ago the first of these times was; 0.0 if it is in the future, or if one is unknown."""
+    try:
+        return max(0.0, wall_s - min(map(_timestamp_s, times), default=wall_s))
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _is_older(version: str, known: str) -> bool:

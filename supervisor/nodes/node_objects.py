@@ -65,6 +65,7 @@ class KnownNode:
     request: OperatorRequest | None
     told: Mapping[str, str]
     verdict: str | None = None  # see `verdict_of`
+    verdict_times: tuple[str, ...] = ()  # see `verdict_times_of`
 
     @property
     def name(self) -> str:
@@ -169,6 +170,7 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
         else None,
         told,
         verdict_of(found),
+        verdict_times_of(found),
     )
 
 
@@ -177,12 +179,22 @@ def verdict_of(found: Mapping[str, Any]) -> str | None:
 
     Return None for a node without an agent.
     """
-    conditions = _mapping(found.get("status")).get("conditions") or ()
-    verdicts = [each for each in conditions if _mapping(each).get("type") in VERDICTS]
+    verdicts = _verdicts(found)
     for each in verdicts:
         if each.get("status") == "False":
             return str(each.get("message") or each.get("reason") or "a fault")[:MAX_WHY].rstrip(".")
     return "" if verdicts else None
+
+
+def verdict_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return since when the agent has reported each fault, as it has written it; "" for an unknown time."""
+    bad = (each for each in _verdicts(found) if each.get("status") == "False")
+    return tuple(str(each.get("lastTransitionTime") or "") for each in bad)
+
+
+def _verdicts(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    conditions = _mapping(found.get("status")).get("conditions") or ()
+    return [each for each in conditions if _mapping(each).get("type") in VERDICTS]
 
 
 def read_request(text: str) -> OperatorRequest:

@@ -7,7 +7,8 @@ new version together. So the same limits apply as to a taint, and they are check
 - A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
 - In a storm, no members move. A storm means that many nodes turned bad within a window, that several nodes of
   one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
-  members, but not more than the breaker allows.
+  members, but not more than the breaker allows. The process that leads may be new, so a verdict that it finds
+  counts from the time that the agent has written, and a storm lasts as long as under its predecessor.
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
@@ -18,7 +19,7 @@ new version together. So the same limits apply as to a taint, and they are check
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.quarantine.breaker import Breaker
@@ -71,17 +72,27 @@ class AgentVerdicts:
         self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
 
     def note(
-        self, name: str, said: str | None, now_s: float, rack: str = "", *, is_out: bool = False
+        self,
+        name: str,
+        said: str | None,
+        now_s: float,
+        rack: str = "",
+        *,
+        is_out: bool = False,
+        age_s: float = 0.0,
     ) -> bool:
         """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
 
         `is_out` is True if the node gets no new work. Its trouble is then no sign of a storm, because it is
-        known or expected. Returns True if `swaps` may have changed.
+        known or expected. `age_s` is the time since the verdict turned bad, according to the agent. It is
+        used only for the first verdict of a node, because this process sees all others turn bad. Returns True
+        if `swaps` may have changed.
         """
         if said is None:
             self._troubled.pop(name, None)
             return self._nodes.pop(name, None) is not None
         node = self._nodes.get(name)
+        found_s = max(0.0, age_s) if node is None else 0.0
         if node is None:
             node = self._nodes[name] = _Node(rack)
         node.rack = rack
@@ -90,7 +101,7 @@ class AgentVerdicts:
             return False
         node.said, node.moves = said, False
         if said:
-            node.turned_s = -math.inf if is_out else now_s
+            node.turned_s = -math.inf if is_out else now_s - found_s
             self._troubled[name] = node
         return True
 
@@ -155,6 +166,7 @@ class AgentVerdicts:
         for rack, count in racks.items():
             if rack and count >= policy.rack_nodes:
                 found[rack] = f"a storm: the agents of {count} nodes of rack {rack} reported faults together"
+        self._remember_storms(policy, now_s)
         for rack, why in found.items():
             if why:
                 self._calm_s[rack] = now_s + policy.cooldown_s
@@ -162,14 +174,39 @@ class AgentVerdicts:
             found[rack] = found.get(rack) or "a storm has not been over for long enough"
         return found
 
+    def _remember_storms(self, policy: NodePolicy, now_s: float) -> None:
+        """Note when the storms end that are over but began before this process led."""
+        racks: dict[str, list[float]] = {"": [each.turned_s for each in self._troubled.values()]}
+        for each in self._troubled.values():
+            if each.rack:
+                racks.setdefault(each.rack, []).append(each.turned_s)
+        for rack, turned_s in racks.items():
+            need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
+            calm_s = _last_storm_end_s(turned_s, need, policy.storm_window_s) + policy.cooldown_s
+            if calm_s > now_s:
+                self._calm_s[rack] = max(calm_s, self._calm_s.get(rack, calm_s))
+
+    def _nodes_of_storm(self, policy: NodePolicy) -> int:
+        return max(policy.storm_nodes, int(policy.storm_share * len(self._nodes)))
+
     def _storm_of_pool(self, recent: list[_Node], service: NodesInService, policy: NodePolicy) -> str:
         total = len(self._nodes)
         bad = sum(1 for name, each in self._troubled.items() if each.said and name not in service.silent)
         if bad >= 2 and 2 * bad > total:
             return f"a storm: the agents of {bad} of {total} nodes report faults"
-        if len(recent) >= max(policy.storm_nodes, int(policy.storm_share * total)):
+        if len(recent) >= self._nodes_of_storm(policy):
             return (
                 f"a storm: the agents of {len(recent)} of {total} nodes have reported faults within"
                 f" {policy.storm_window_s:.0f} s"
             )
         return ""
+
+
+def _last_storm_end_s(turned_s: Sequence[float], need: int, window_s: float) -> float:
+    """Return when `need` verdicts last ceased to have turned bad within a window; -inf if they never have.
+
+    It can be in the future.
+    """
+    times_s = sorted(each for each in turned_s if each > -math.inf)
+    firsts = zip(times_s, times_s[need - 1 :], strict=False)
+    return max((first + window_s for first, last in firsts if last - first < window_s), default=-math.inf)

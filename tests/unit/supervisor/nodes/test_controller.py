@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from aiohttp import web
 from bench.scale.api_server import merged
 from holdfast.node_report import REPORT
 from supervisor.kubernetes.client import ApiServer
-from supervisor.kubernetes.events import EventRecorder
+from supervisor.kubernetes.events import EventRecorder, api_time
 from supervisor.nodes import controller
 from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
 from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REQUEST, TAINT, VERDICTS
@@ -53,11 +54,13 @@ class ServedNodes(ServedObjects):
 
     # -- what a test does
 
-    def judge(self, name: str, said: str = "") -> None:
-        """Set the verdict of a node's agent; "" if it is healthy."""
+    def judge(self, name: str, said: str = "", age_s: float = 0.0) -> None:
+        """Set the verdict of a node's agent; "" if it is healthy. It has been so for `age_s`."""
         found = json.loads(json.dumps(self.node(name)))
         others = [each for each in found["status"]["conditions"] if each["type"] not in VERDICTS]
+        at = api_time(datetime.fromtimestamp(time.time() - age_s, timezone.utc))
         verdict = {"type": VERDICTS[0], "status": "False" if said else "True", "message": said}
+        verdict["lastTransitionTime"] = at
         found["status"]["conditions"] = [*others, verdict]
         self.put("nodes", found)
 
@@ -360,6 +363,25 @@ async def test_a_new_leader_heeds_a_verdict_before_it_has_heard_all_agents(place
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
 
 
+@pytest.mark.parametrize(("age_s", "is_storm"), [(3600.0, False), (60.0, True)])
+async def test_only_verdicts_of_the_last_minutes_are_a_storm_for_a_new_leader(
+    age_s: float, is_storm: bool
+) -> None:
+    """The conditions on the Nodes outlive the leaders, so a new one finds them."""
+    async with _serving(*"abcdefghijkl") as place:
+        jobs = place.jobs = WatchedJobs()
+        for name in "abcdefghijkl":
+            place.served.judge(name, "GPU 3 is lost" if name in "abcde" else "", age_s)
+        await place.lead()
+        if is_storm:
+            await place.served.until(
+                lambda: any("a storm" in each["message"] for each in place.served.events)
+            )
+            assert jobs.heeded == [frozenset()]
+        else:
+            await jobs.until(lambda: jobs.heeded[-1] == frozenset("abcde"))
+
+
 async def test_the_verdict_of_an_agent_that_has_died_moves_nobody(place: Place) -> None:
     jobs = place.jobs = WatchedJobs()
     for name in ("a", "b", "c"):
@@ -404,3 +426,18 @@ async def test_an_operators_release_ends_the_moves_for_a_known_fault(place: Plac
     await jobs.until(lambda: jobs.heeded[-1] == frozenset())
     place.served.report("a", XID, {**XID, "check": "ecc", "code": None})
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+@pytest.mark.parametrize(
+    ("times", "age_s"),
+    [
+        ((), 0.0),
+        (("1970-01-01T00:16:40Z",), 1000.0),
+        (("1970-01-01T00:16:40Z", "1970-01-01T00:15:40Z"), 1060.0),
+        (("1970-01-01T01:00:00Z",), 0.0),
+        (("1970-01-01T00:16:40Z", ""), 0.0),
+        (("yesterday",), 0.0),
+    ],
+)
+def test_the_age_of_a_verdict_is_that_of_its_first_fault(times: tuple[str, ...], age_s: float) -> None:
+    assert controller._age_s(times, 2000.0) == age_s

@@ -167,3 +167,15 @@ def test_the_agents_verdict_is_a_clause(conditions: list[Any], verdict: str | No
     found = node_object()
     found["status"]["conditions"] = conditions
     assert read(prune(found)).verdict == verdict
+
+
+def test_the_times_of_a_verdict_are_those_of_its_faults() -> None:
+    found = node_object()
+    found["status"]["conditions"] = [
+        {"type": "Ready", "status": "False", "lastTransitionTime": "1970-01-01T00:00:00Z"},
+        {"type": "GpuHealthy", "status": "False", "lastTransitionTime": "1970-01-01T00:16:40Z"},
+        {"type": "TrainingNodeHealthy", "status": "False"},
+    ]
+    assert read(prune(found)).verdict_times == ("1970-01-01T00:16:40Z", "")
+    found["status"]["conditions"][1]["status"] = "True"
+    assert read(prune(found)).verdict_times == ("",)

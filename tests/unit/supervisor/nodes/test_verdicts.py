@@ -27,8 +27,12 @@ class PlayedVerdicts:
         for each in self.names:
             self.say(each, "")
 
-    def say(self, name: str, said: str = BAD, rack: str = "") -> bool:
-        return self.verdicts.note(name, said, self.now_s, rack, is_out=name in self.out)
+    def say(self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0) -> bool:
+        return self.verdicts.note(name, said, self.now_s, rack, is_out=name in self.out, age_s=age_s)
+
+    def change_leader(self) -> None:
+        """Forget all verdicts, as a new leader does."""
+        self.verdicts = AgentVerdicts()
 
     def service(self) -> NodesInService:
         held = Quarantine(("k",), "reboot_node", ("s",), "b", 0.0)
@@ -164,6 +168,57 @@ def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
         pool.say(name)
     pool.say("n50")
     assert "n50" in pool.swaps().moving
+
+
+def take_over(pool: PlayedVerdicts, ages_s: list[float], rack: str = "") -> None:
+    """Let a new leader find the bad verdicts of the first nodes, of these ages."""
+    pool.change_leader()
+    for number, name in enumerate(pool.names):
+        is_bad = number < len(ages_s)
+        pool.say(name, BAD if is_bad else "", rack, ages_s[number] if is_bad else 0.0)
+
+
+@pytest.mark.parametrize("rack", ["", "r1"])
+def test_verdicts_of_an_hour_ago_are_no_storm_for_a_new_leader(rack: str) -> None:
+    pool = PlayedVerdicts(100)
+    take_over(pool, [3600.0] * POLICY.storm_nodes, rack)
+    pool.say("n90", BAD, rack)
+    pool.waived = {*pool.names[: POLICY.storm_nodes]}
+    assert pool.swaps() == VerdictSwaps(frozenset({"n90"}))
+
+
+@pytest.mark.parametrize(
+    "age_s", [POLICY.storm_window_s - 1.0, 0.0, -3600.0], ids=["recent", "now", "in the future"]
+)
+def test_verdicts_within_the_window_are_a_storm_for_a_new_leader_too(age_s: float) -> None:
+    pool = PlayedVerdicts(100)
+    take_over(pool, [age_s] * POLICY.storm_nodes)
+    assert "a storm: the agents of 5 of 100 nodes" in pool.swaps().held["n00"]
+
+
+@pytest.mark.parametrize(("rack", "count"), [("", POLICY.storm_nodes), ("r1", POLICY.rack_nodes)])
+def test_a_storm_that_is_not_over_for_long_enough_outlasts_a_change_of_the_leader(
+    rack: str, count: int
+) -> None:
+    """Otherwise, a change of the leader would move the members of nodes that a storm has turned bad."""
+    pool = PlayedVerdicts(100)
+    old_s, over_s = POLICY.storm_window_s + 60.0, POLICY.storm_window_s + POLICY.cooldown_s
+    take_over(pool, [old_s] * count, rack)
+    pool.waived = {*pool.names[1:count]}
+    assert "a storm has not been over for long enough" in pool.swaps().held["n00"]
+    pool.now_s += over_s - old_s
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_old_verdicts_that_came_one_by_one_are_no_storm_for_a_new_leader() -> None:
+    pool = PlayedVerdicts(100)
+    take_over(
+        pool,
+        [POLICY.storm_window_s * each / (POLICY.rack_nodes - 1) for each in range(POLICY.rack_nodes)],
+        "r1",
+    )
+    pool.waived = {*pool.names[1 : POLICY.rack_nodes]}
+    assert pool.swaps().moving == {"n00"}
 
 
 def test_nobody_moves_from_a_node_that_an_operator_has_released_until_there_is_another_fault() -> None:
