@@ -54,8 +54,7 @@ from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
-from supervisor.decision import orders
-from supervisor.decision.places import cut_off_members
+from supervisor.decision import orders, unreachable_members
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError
 from supervisor.kubernetes.events import EventRecorder, ObjectReference
@@ -221,7 +220,7 @@ class SupervisedJob:
         now_s = time.monotonic()
         memory = self.job.memory if self.job is not None else None
         is_settled = memory is not None and memory.phase == "running" and memory.settled
-        if memory is not None and is_settled and (away := cut_off_members.were_cut_off(memory)):
+        if memory is not None and is_settled and (away := unreachable_members.were_cut_off(memory)):
             self._departures.leave_as_members(self._pods, away, "its peers did not reach it")
         seats = memory.seats if memory is not None else {}
         found = self._departures.observe(self._pods, self._nodes, now_s, self._heeded, seats)

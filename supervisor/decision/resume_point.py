@@ -4,6 +4,13 @@ The state of a step is complete if some member holds its replicated part and, fo
 holds the rank's private part. When a generation resumes from step s, the states of older generations beyond s
 become void. A state whose restore has failed `TRIES` times is not used.
 
+Members that are cut off from their peers still report what they hold, but others can probably not read it.
+Their copies are therefore the last sources. If a state is complete only with a copy of a member that has lost
+its ranks for that reason, it is tried once, because the network may work again, or the other side may have
+been at fault. After that, an older state that does not need such a copy is used. If there is none, the newest
+one is tried as often as any other state. The supervisor cannot read the state itself and pass it on: members
+send it only reports, and states move only between members.
+
 The functions return `FROM_THE_BEGINNING` if they find no state. Before a caller starts over, it must check
 `has_saved_state`, because a group may resume from the beginning only if nothing was ever saved.
 """
@@ -16,6 +23,8 @@ from typing import TypeAlias
 
 from holdfast.protocol.lineage import valid
 from holdfast.protocol.member_messages import HeldSnapshot, MemberReport, StateSource
+from supervisor.decision import unreachable_members
+from supervisor.decision.state_sources import SNAPSHOT_HOLDERS
 from supervisor.identity_cache import by_identity
 from supervisor.view import faults, members, reports
 from supervisor.view.model import Checkpoint, JobState, MemberView, ResumePoint, View
@@ -36,22 +45,25 @@ def newest(view: View, at_most: int | None, void: frozenset[tuple[int, int]] = f
     have the same step, the snapshot wins, because it is already in memory. Returns `FROM_THE_BEGINNING` if
     there is no usable state.
     """
-    snapshot = _newest_snapshot(view, at_most, void)
+    snapshot, unread = _newest_snapshots(view, at_most, void)
     durable = _newest_checkpoint(view, at_most, void)
     if snapshot is not None and (durable is None or snapshot.step >= durable.step):
         return snapshot
-    return durable or FROM_THE_BEGINNING
+    return durable or unread or FROM_THE_BEGINNING
 
 
-def _given_up(memory: JobState) -> frozenset[str]:
-    """Return the signatures of the states whose restore has failed `TRIES` times."""
+def _given_up(memory: JobState, tries: int = TRIES) -> frozenset[str]:
+    """Return the signatures of the states whose restore has failed `tries` times."""
     failed = Counter(past.signature for past in memory.history if past.kind == "restore")
     now = memory.incident.faults if memory.incident else ()
     failed.update({fault.signature for fault in now if fault.kind == "restore"})
-    return frozenset(signature for signature, count in failed.items() if count >= TRIES)
+    return frozenset(signature for signature, count in failed.items() if count >= tries)
 
 
-def _newest_snapshot(view: View, at_most: int | None, void: frozenset[tuple[int, int]]) -> ResumePoint | None:
+def _newest_snapshots(
+    view: View, at_most: int | None, void: frozenset[tuple[int, int]]
+) -> tuple[ResumePoint | None, ResumePoint | None]:
+    """Return the newest snapshot to use, and a newer one that is the last resort (`_is_out_of_reach`)."""
     found: dict[tuple[int, int], list[MemberReport]] = {}
     unusable: dict[HeldSnapshot, bool] = {}
     given_up = _given_up(view.memory)
@@ -62,14 +74,41 @@ def _newest_snapshot(view: View, at_most: int | None, void: frozenset[tuple[int,
                 unusable[snapshot] = bool(why) or (snapshot.generation, snapshot.step) in void
             if not unusable[snapshot] and not is_damaged(report, snapshot):
                 found.setdefault((snapshot.step, snapshot.generation), []).append(report)
+    unread: ResumePoint | None = None
     for (step, generation), holders in sorted(found.items(), reverse=True):
         private = _private_sources(view, step, generation)
-        if private is not None:
-            replicated = tuple(StateSource(h.peer_url, -1, generation, step) for h in holders)
-            names = tuple(h.member for h in holders)
-            sources, size = (*replicated, *private), _other_size(view, _ranks_of(view.memory, generation))
-            return ResumePoint(step, generation, "slot", "", sources, names, world_size=size)
-    return None
+        if private is None:
+            continue
+        point = _snapshot_point(view, step, generation, holders, private)
+        if not _is_out_of_reach(view, point):
+            return point, unread
+        unread = unread or point
+    return None, unread
+
+
+def _snapshot_point(
+    view: View, step: int, generation: int, holders: list[MemberReport], private: tuple[StateSource, ...]
+) -> ResumePoint:
+    cut_off = unreachable_members.unreachable(view.memory)
+    others = [each for each in holders if each.member not in cut_off]
+    holders = [*others, *(each for each in holders if each.member in cut_off)]
+    readable = others if len(others) >= SNAPSHOT_HOLDERS else holders
+    replicated = tuple(StateSource(h.peer_url, -1, generation, step) for h in readable)
+    names = tuple(h.member for h in holders)
+    sources, size = (*replicated, *private), _other_size(view, _ranks_of(view.memory, generation))
+    return ResumePoint(step, generation, "slot", "", sources, names, world_size=size)
+
+
+def _is_out_of_reach(view: View, point: ResumePoint) -> bool:
+    """True if a part of the state is only on members that are cut off, and it could not be read before."""
+    away = unreachable_members.were_cut_off(view.memory)
+    if not away or faults.restore_signature("slot", point.generation, point.step) not in _given_up(
+        view.memory, 1
+    ):
+        return False
+    urls = {each.peer_url for each in _usable_reports(view) if each.member in away}
+    readable = {each.rank for each in point.sources if each.url not in urls}
+    return len(readable) <= _ranks_of(view.memory, point.generation)  # -1 stands for the snapshot
 
 
 def holds_state(view: View) -> bool:
@@ -181,6 +220,8 @@ def _private_sources(view: View, step: int, saved_by: int) -> tuple[StateSource,
         for position, member in enumerate(view.members)
         if member.report is not None and can_serve(view, member)
     }
+    away = unreachable_members.unreachable(memory)
+    cut_off = {urls[at] for at, each in enumerate(view.members) if each.name in away and at in urls}
     usable: dict[int, bool] = {}  # by generation
     sources: list[StateSource] = []
     for rank in range(world_size):
@@ -196,6 +237,8 @@ def _private_sources(view: View, step: int, saved_by: int) -> tuple[StateSource,
             holders.append(urls[position])
         if not holders:
             return None
+        if cut_off:
+            holders.sort(key=cut_off.__contains__)
         sources += [StateSource(url, rank, newest, step) for url in holders[:PRIVATE_HOLDERS]]
     return tuple(sources)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from supervisor.decision.unreachable_members import SIGNATURE
 from supervisor.view import members, reports
-from supervisor.view.model import SECOND_NS, Fault, JobState, MemberView, Policy, View, Warn
+from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
 
-SIGNATURE = "cut off from its peers"
 # How long both members of a pair must have missed each other. By then, all others that are concerned have
 # reported, too, because sidecars probe once a second.
 CONFIRM_S = 6.0
@@ -69,20 +69,6 @@ def _has_swapped_often(view: View) -> bool:
     since_ns = view.now_ns - int(HOUR_S * SECOND_NS)
     past = view.memory.history
     return sum(each.signature == SIGNATURE and each.at_ns > since_ns for each in past) >= MOST_SWAPS
-
-
-def is_replaced(view: View, name: str) -> bool:
-    """True if the open incident is that this member is cut off, so that a standby takes its place."""
-    incident = view.memory.incident
-    return incident is not None and any(
-        fault.member == name and fault.signature == SIGNATURE for fault in incident.faults
-    )
-
-
-def were_cut_off(memory: JobState) -> frozenset[str]:
-    """Return the members that were cut off from their peers and have lost their ranks for that reason."""
-    found = frozenset(past.member for past in memory.history if past.signature == SIGNATURE)
-    return found - memory.seats.keys()
 
 
 _Pairs: TypeAlias = "frozenset[tuple[int, int]]"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from supervisor.decision.places import cut_off_members, joining
+from supervisor.decision import unreachable_members
+from supervisor.decision.places import joining
 from supervisor.view import members
 from supervisor.view.model import MemberView, Policy, View
 
@@ -42,7 +43,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)
     ]
-    doubtful = cut_off_members.were_cut_off(memory)
+    doubtful = unreachable_members.were_cut_off(memory)
     ready.sort(key=lambda m: (m.departure is not None, m.name in doubtful))
     standbys = [m.name for m in ready]
     if not memory.placement:
@@ -93,7 +94,7 @@ def _replaced_early(view: View, usable: dict[str, MemberView], standbys: int) ->
 
 def _is_unfit(view: View, name: str) -> bool:
     """True if a usable member should lose its ranks, provided that a standby can take them."""
-    return _keeps_failing(view, name) or cut_off_members.is_replaced(view, name)
+    return _keeps_failing(view, name) or unreachable_members.is_replaced(view.memory, name)
 
 
 def _keeps_failing(view: View, name: str) -> bool:

@@ -7,7 +7,8 @@ import pytest
 
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, StateSource
-from supervisor.decision import resume_point
+from supervisor.decision import resume_point, unreachable_members
+from supervisor.decision.state_sources import SNAPSHOT_HOLDERS
 from supervisor.view import faults
 from supervisor.view.model import (
     Checkpoint,
@@ -20,7 +21,7 @@ from supervisor.view.model import (
     UnusableCheckpoint,
     View,
 )
-from tests.unit.supervisor.job_views import fault, holding, member, memory, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, memory, report, view
 
 BOTH = ((0, 1, 10), (1, 1, 10))
 
@@ -282,3 +283,76 @@ def test_a_lost_rank_of_a_smaller_group_is_not_replaced_by_one_of_the_larger_gro
     larger = holding("m1", ((1, 10),), BOTH[1:])
     given: dict[str, Any] = {"sizes": SMALLER, "world_size": 1, "reduced_by": 1, "placement": ("m1",)}
     assert point(larger, **given) == ("none", 0, 0)
+
+
+# -- members that are cut off from their peers
+
+
+def cut_off(name: str = "m1") -> PastFault:
+    return PastFault("member_lost", 1, name, 10, unreachable_members.SIGNATURE, 80 * S, 1)
+
+
+def unread(generation: int, step: int) -> PastFault:
+    """Return a start that failed because a member could not read a state."""
+    signature = faults.restore_signature("slot", generation, step)
+    return PastFault("restore", -1, "m9", step, signature, 90 * S, 2)
+
+
+def test_the_copies_of_a_member_that_is_cut_off_are_the_last_sources() -> None:
+    there = (holding("m1", ((1, 10),), BOTH), holding("m0", ((1, 10),), BOTH[:1]), holding("m9", (), BOTH))
+    lost = fault("member_lost", 1, signature=unreachable_members.SIGNATURE)
+    before = {"incident": OpenIncident(1, 1, 90 * S, 91 * S, 0.0, (lost,))}
+    after = {"history": (cut_off(),), "placement": ("m0", "m9")}
+    for given in (before, after):
+        found = resume_point.newest(view(*there, **given), None)
+        assert found.holders == ("m0", "m1")
+        assert [each.url for each in found.sources if each.rank == -1] == ["http://m0:1", "http://m1:1"]
+        assert [each.url for each in found.sources if each.rank == 0] == [
+            "http://m0:1", "http://m9:1", "http://m1:1",
+        ]  # fmt: skip
+        assert [each.url for each in found.sources if each.rank == 1] == ["http://m9:1", "http://m1:1"]
+
+
+def test_if_enough_others_have_the_snapshot_it_is_not_read_from_a_member_that_is_cut_off() -> None:
+    others = [holding(f"n{number}", ((1, 10),), BOTH) for number in range(SNAPSHOT_HOLDERS)]
+    seen = view(holding("m1", ((1, 10),), ()), *others, history=(cut_off(),), placement=("m0", "m9"))
+    assert all("m1" not in each.url for each in resume_point.newest(seen, None).sources)
+
+
+NEWEST_ONLY_ON_M1 = (
+    holding("m0", ((1, 10), (1, 8)), ((0, 1, 10), (0, 1, 8), (1, 1, 8))),
+    holding("m1", (), ((1, 1, 10),)),
+    member("m9", report("m9", launcher(parked=(1,)))),
+)
+MOVED: dict[str, Any] = {"placement": ("m0", "m9"), "generation": 2}
+
+
+def test_a_state_that_only_a_member_that_is_cut_off_completes_is_tried_once() -> None:
+    assert point(*NEWEST_ONLY_ON_M1, history=(cut_off(),), **MOVED) == ("slot", 1, 10)
+    history = (cut_off(), unread(1, 10))
+    assert point(*NEWEST_ONLY_ON_M1, history=history, **MOVED) == ("slot", 1, 8)
+
+
+def test_a_state_that_others_complete_too_is_tried_as_often_as_any() -> None:
+    history = (cut_off(), unread(1, 10))
+    other = holding("m2", (), ((1, 1, 10),))
+    assert point(*NEWEST_ONLY_ON_M1, other, history=history, **MOVED) == ("slot", 1, 10)
+    assert point(*NEWEST_ONLY_ON_M1, history=history[1:], **MOVED) == ("slot", 1, 10), "nobody is cut off"
+    assert point(*NEWEST_ONLY_ON_M1, history=history) == ("slot", 1, 10), "it has its own state"
+
+
+def test_a_state_that_only_a_member_that_is_cut_off_completes_is_not_given_up_if_it_is_the_last() -> None:
+    """The network may work again, and without any state the run would end."""
+    only = (holding("m0", ((1, 10),), BOTH[:1]), *NEWEST_ONLY_ON_M1[1:])
+    for failures in range(resume_point.TRIES):
+        history = (cut_off(), *(unread(1, 10) for _ in range(failures)))
+        assert point(*only, history=history, **MOVED) == ("slot", 1, 10)
+    history = (*history, unread(1, 10))
+    assert point(*only, history=history, **MOVED) == ("none", 0, 0)
+
+
+def test_a_checkpoint_is_used_rather_than_a_newer_state_that_could_not_be_read() -> None:
+    only = (holding("m0", ((1, 10),), BOTH[:1]), *NEWEST_ONLY_ON_M1[1:])
+    stored = StorageContents((Checkpoint(6, 1, 2, "c"),))
+    seen = view(*only, history=(cut_off(), unread(1, 10)), **MOVED)
+    assert resume_point.newest(replace(seen, stored=stored), None).step == 6

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.member_messages import StateSource
+from supervisor.decision import unreachable_members
 from supervisor.decision.decide import decide
 from supervisor.decision.places import cut_off_members, placement
 from supervisor.view.model import (
@@ -55,7 +56,7 @@ CUT_OFF = (here(0), here(1, 2), here(2, 1, 3), here(3, 2))  # m2 is; each member
 
 
 def cut_off_before(position: int, **given: Any) -> PastFault:
-    made = PastFault("member_lost", position, "old", 9, cut_off_members.SIGNATURE, 900 * S, 1)
+    made = PastFault("member_lost", position, "old", 9, unreachable_members.SIGNATURE, 900 * S, 1)
     return replace(made, **given)
 
 
@@ -215,11 +216,11 @@ def test_the_replaced_member_gets_no_ranks_before_others() -> None:
     names = ("m0", "m1", "m9", "m3")
     there = (here(0), here(1), standby(2), standby(8), standby())
     lost = group(*there, placement=names, history=history)
-    assert cut_off_members.were_cut_off(lost.memory) == {"m2"}
+    assert unreachable_members.were_cut_off(lost.memory) == {"m2"}
     assert placement.choose_members(lost, POLICY) == ("m0", "m1", "m9", "m8")
     leaves = Departure("its peers did not reach it", may_stay=True)
     unfit = (here(0), here(1), standby(2, departure=leaves), standby())
     only = group(*unfit, placement=names, history=history)
     assert placement.choose_members(only, POLICY) == ("m0", "m1", "m9", "m2"), "better than none"
     again = group(*there, placement=("m0", "m1", "m2", "m3"), history=history)
-    assert not cut_off_members.were_cut_off(again.memory)
+    assert not unreachable_members.were_cut_off(again.memory)
