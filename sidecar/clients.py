@@ -25,6 +25,7 @@ from holdfast.protocol.member_messages import (
     CLUSTER_PING_S,
     FEATURES,
     MEMBER_PATH,
+    MUST_REACH,
     NEIGHBOURS,
     PING_S,
     MemberOrder,
@@ -218,7 +219,10 @@ class SupervisorClient:
                 try:
                     connecting = session.ws_connect(
                         self._url + MEMBER_PATH,
-                        headers={"Authorization": f"Bearer {self._token()}", FEATURES: NEIGHBOURS},
+                        headers={
+                            "Authorization": f"Bearer {self._token()}",
+                            FEATURES: f"{NEIGHBOURS} {MUST_REACH}",
+                        },
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,

@@ -450,7 +450,7 @@ class Sidecar:
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
         if probe.is_due(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
-            self._begin("neighbours", probe.probe(neighbours, now_s))
+            self._begin("neighbours", probe.probe(neighbours, now_s, order.must_reach))
 
     def _forget_void(self) -> None:
         """Discard the snapshot of a void step, whose state a rank on some member changed after the commit.

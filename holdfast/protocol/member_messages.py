@@ -27,6 +27,7 @@ MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervi
 # A sidecar names in this header, when it connects, the fields of orders that an older one would refuse.
 FEATURES = "Holdfast-Features"
 NEIGHBOURS = "neighbours"
+MUST_REACH = "must-reach"
 PING_S = 5.0  # the interval between the pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is so late that all members reconnect, their TLS handshakes delay it further.
@@ -356,6 +357,9 @@ class MemberOrder:
     # For "run" on a cluster: the `peer_url` of the members with the ranks before and after the member's own.
     # Only sent to a sidecar whose connection has the feature `NEIGHBOURS`.
     neighbours: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
+    # Those of `neighbours` that count as out of reach even if the member has never reached them. Only sent to
+    # a sidecar whose connection has the feature `MUST_REACH`.
+    must_reach: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ that the ranks use, so a connection to one of them shows that packets arrive. Th
 that sidecar is stopped for a while.
 
 A network policy may allow the connections of the ranks but not those of the sidecars. So only a neighbour
-that this sidecar has reached before can count as out of reach.
+that this sidecar has reached before can count as out of reach. If the supervisor names a neighbour that must
+be reached, that one counts, too: its predecessor in the group was within reach.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
 PERIOD_S = 1.0  # between two attempts to reach a neighbour
@@ -79,8 +80,11 @@ class NeighbourProbe:
     def _forget(self) -> None:
         self.unreached, self._misses, self._unreached_s = (), {}, {}
 
-    async def probe(self, neighbours: Sequence[str], now_s: float) -> None:
-        """Attempt to reach each neighbour once, and update `unreached`."""
+    async def probe(self, neighbours: Sequence[str], now_s: float, must_reach: Collection[str] = ()) -> None:
+        """Attempt to reach each neighbour once, and update `unreached`.
+
+        Those in `must_reach` count even if they have never been reached.
+        """
         generation = self._generation
         answers = await asyncio.gather(*(_reaches(url) for url in neighbours))
         reached = {url for url, there in zip(neighbours, answers, strict=True) if there}
@@ -93,7 +97,7 @@ class NeighbourProbe:
             self._forget()
         self._last_s = now_s
         for url, there in zip(neighbours, answers, strict=True):
-            if there is False and url in self._reached:
+            if there is False and (url in self._reached or url in must_reach):
                 self._misses[url] = self._misses.get(url, 0) + 1
                 if self._misses[url] == MISSES:
                     self._unreached_s[url] = now_s

@@ -23,6 +23,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import (
     FEATURES,
+    MUST_REACH,
     NEIGHBOURS,
     PING_S,
     PROTOCOL,
@@ -396,4 +397,6 @@ class MemberServer:
 
 def _readable(order: MemberOrder, features: frozenset[str]) -> MemberOrder:
     """Return `order` without what a sidecar with these features would refuse."""
+    if order.must_reach and MUST_REACH not in features:
+        order = replace(order, must_reach=())
     return order if NEIGHBOURS in features or not order.neighbours else replace(order, neighbours=())

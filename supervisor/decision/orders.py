@@ -14,7 +14,7 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import RankStart
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOrder, StateSource
-from supervisor.decision import state_sources
+from supervisor.decision import state_sources, unreachable_members
 from supervisor.fault_kinds import kind_of
 from supervisor.identity_cache import by_identity
 from supervisor.view import cut_off_work
@@ -139,6 +139,7 @@ def _run(
         drill=drill,
         look=inspection,
         neighbours=_neighbours(memory, block, policy),
+        must_reach=_must_reach(memory, member, block, policy),
     )
 
 
@@ -154,6 +155,21 @@ def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]
     blocks = {(block - 1) % count, (block + 1) % count}
     urls = _urls(memory.peers, memory.nproc)
     return tuple(urls[each] for each in sorted(blocks) if each in urls)
+
+
+def _must_reach(memory: JobState, member: str, block: int, policy: Policy) -> tuple[str, ...]:
+    """Return the neighbours that count as out of reach even if the member has never reached them.
+
+    This is usually (), because a NetworkPolicy may allow only the connections of the ranks. But a member that
+    has reached the predecessor of a standby should also reach the standby. If they do not reach each other,
+    the standby has replaced the wrong member of a pair (`unreachable_members.suspect`).
+    """
+    suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
+    if not suspect:
+        return ()
+    neighbours = _neighbours(memory, block, policy)
+    url = _urls(memory.peers, memory.nproc).get(memory.seats[suspect], "")
+    return neighbours if member == suspect else tuple(each for each in neighbours if each == url)
 
 
 @by_identity(4)  # `peers` names every rank, and each member of a job of thousands of ranks gets an order

@@ -484,6 +484,7 @@ def _past(view: View, policy: Policy, cause: Fault) -> PastFault:
         cause.place,
         cause.work,
         remedy.is_everywhere(view, policy, cause),
+        cause.peers,
     )
 
 

@@ -1,14 +1,17 @@
 """Name the members that, according to the job's state, are cut off from their peers. Pure.
 
-`places.cut_off_members` finds such a member. From then on, the open incident and the history name it, so a
-new leader knows it too.
+`places.cut_off_members` finds such a member. From then on, the open incident and the history name it and the
+peers that do not reach it, so a new leader decides the same.
 """
 
 from __future__ import annotations
 
-from supervisor.view.model import JobState
+from supervisor.identity_cache import by_identity
+from supervisor.view.model import SECOND_NS, JobState, PastFault
 
 SIGNATURE = "cut off from its peers"  # of the loss of such a member
+MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
+HOUR_S = 3600.0
 
 
 def is_replaced(memory: JobState, name: str) -> bool:
@@ -18,13 +21,51 @@ def is_replaced(memory: JobState, name: str) -> bool:
 
 def were_cut_off(memory: JobState) -> frozenset[str]:
     """Return the members that were cut off from their peers and have lost their ranks for that reason."""
-    found = frozenset(past.member for past in memory.history if past.signature == SIGNATURE)
+    found = frozenset(past.member for past in _all_swaps(memory.history))
     return found - memory.seats.keys()
 
 
 def unreachable(memory: JobState) -> frozenset[str]:
     """Return the members whose state the others can probably not read."""
     return were_cut_off(memory) | _of_incident(memory)
+
+
+def suspect(memory: JobState, now_ns: int) -> str:
+    """Return the member that may have been at fault when its only unreached peer was replaced; "" for none.
+
+    One pair of members does not show which of the two is at fault. If the member that has kept its ranks and
+    the standby do not reach each other either, it is this member.
+    """
+    recent = _swaps(memory, now_ns)
+    stayed = _only_peer(recent[-1]) if recent else ""
+    return stayed if stayed in memory.seats else ""
+
+
+def may_replace(memory: JobState, name: str, now_ns: int) -> bool:
+    """True unless too many members that were cut off have been replaced in the last hour.
+
+    The replacement of the suspect corrects the previous one, so it is always allowed. But it is not corrected
+    itself, because otherwise there would be no limit.
+    """
+    recent = _swaps(memory, now_ns)
+    if len(recent) < MOST_SWAPS:
+        return True
+    was_correction = recent[-1].member == _only_peer(recent[-2])
+    return bool(name) and name == suspect(memory, now_ns) and not was_correction
+
+
+def _swaps(memory: JobState, now_ns: int) -> list[PastFault]:
+    since_ns = now_ns - int(HOUR_S * SECOND_NS)
+    return [each for each in _all_swaps(memory.history) if each.at_ns > since_ns]
+
+
+@by_identity(4)  # a group of thousands of members gets an order for each of them
+def _all_swaps(history: tuple[PastFault, ...]) -> tuple[PastFault, ...]:
+    return tuple(each for each in history if each.signature == SIGNATURE)
+
+
+def _only_peer(past: PastFault) -> str:
+    return past.peers[0] if len(past.peers) == 1 else ""
 
 
 def _of_incident(memory: JobState) -> frozenset[str]:

@@ -72,6 +72,8 @@ class Fault:
     doubtful: bool = False  # the fault of another rank may have caused this bad input
     # the part of a hang's `detail` that follows "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
+    # for a member that is cut off: those that do not reach it, and that it does not reach
+    peers: tuple[str, ...] = field(default=(), metadata=added())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class PastFault:
     place: str = ""
     work: str = ""
     everywhere: bool = False  # all ranks had the same fault
+    peers: tuple[str, ...] = field(default=(), metadata=added())  # see `Fault`
 
 
 @dataclass(frozen=True, slots=True)

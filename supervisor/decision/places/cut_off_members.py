@@ -4,7 +4,9 @@ For example, a node's second network or a network policy fails. The ranks then w
 restart in place does not help, because the new ranks cannot form a group either. While its ranks are held up,
 each sidecar reports which of its neighbours it no longer reaches (`MemberReport.unreached`). A pair of
 members counts only if each of them reports the other, and has done so for a while. If one member is in all
-pairs, and a standby is ready, the standby takes its place. The pod of the replaced member is evicted when the
+pairs, and a standby is ready, the standby takes its place. If two are, because there is only one pair, one of
+them is replaced. If the other one and the standby do not reach each other either, that one is replaced next,
+whatever the number of earlier replacements. The pod of the replaced member is evicted when the
 group trains again. A report that the other member does not confirm moves nobody; after a while, the user is
 warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
 """
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from supervisor.decision.unreachable_members import SIGNATURE
+from supervisor.decision import unreachable_members
+from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
 from supervisor.view import members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
 
@@ -25,8 +28,6 @@ CONFIRM_S = 6.0
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
-MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
-HOUR_S = 3600.0
 WARNED = "peers of "  # how the places of warnings begin
 MOST_WARNINGS = 4  # in a run
 
@@ -34,8 +35,8 @@ MOST_WARNINGS = 4  # in a run
 def due(view: View, policy: Policy) -> Fault | None:
     """Return the loss of the member that is cut off from its peers, if a standby can replace it."""
     pairs, _ = _pairs(view, policy)
-    position = _explanation(pairs) if pairs else None
-    if position is None or not members.ready_standbys(view) or _has_swapped_often(view):
+    position = _explanation(view, pairs)
+    if position is None or not members.ready_standbys(view) or not _may_replace(view, position):
         return None
     return _fault(view, position, pairs)
 
@@ -46,15 +47,15 @@ def warning(view: View, policy: Policy) -> Warn | None:
     if not pairs and not unconfirmed:
         return None
     one, other = min(pairs or unconfirmed)
-    names = view.memory.placement
+    names, position = view.memory.placement, _explanation(view, pairs)
     if not pairs:
         why = f"member {names[one]} does not reach {names[other]}"
         need = f"{names[other]} does not confirm this"
     else:
         more = f", nor do {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
         why = f"members {names[one]} and {names[other]} do not reach each other{more}"
-        need = "no single member explains this" if _explanation(pairs) is None else "no standby is ready"
-    if _has_swapped_often(view):
+        need = "no single member explains this" if position is None else "no standby is ready"
+    if not _may_replace(view, position):
         need = f"{MOST_SWAPS} replacements within an hour have not helped"
     place = f"{WARNED}{names[one]}: {need}"
     known = [each.place for each in view.memory.warned if each.place.startswith(WARNED)]
@@ -65,10 +66,9 @@ def warning(view: View, policy: Policy) -> Warn | None:
     )
 
 
-def _has_swapped_often(view: View) -> bool:
-    since_ns = view.now_ns - int(HOUR_S * SECOND_NS)
-    past = view.memory.history
-    return sum(each.signature == SIGNATURE and each.at_ns > since_ns for each in past) >= MOST_SWAPS
+def _may_replace(view: View, position: int | None) -> bool:
+    name = view.memory.placement[position] if position is not None else ""
+    return unreachable_members.may_replace(view.memory, name, view.now_ns)
 
 
 _Pairs: TypeAlias = "frozenset[tuple[int, int]]"
@@ -115,9 +115,17 @@ def _is_up_to_date(view: View, member: MemberView) -> bool:
     return is_current and members.is_controllable(member)
 
 
-def _explanation(pairs: frozenset[tuple[int, int]]) -> int | None:
-    """Return the position that is in all pairs, without rank 0 if there are two; None if there is none."""
-    return max(set(min(pairs)).intersection(*pairs), default=None)
+def _explanation(view: View, pairs: _Pairs) -> int | None:
+    """Return the position that is in all pairs; None if there is none.
+
+    If there are two, return that of the member that was already in such a pair with the predecessor of the
+    other one, or else the one without rank 0.
+    """
+    if not pairs:
+        return None
+    found = set(min(pairs)).intersection(*pairs)
+    suspect = view.memory.seats.get(unreachable_members.suspect(view.memory, view.now_ns))
+    return suspect if suspect in found else max(found, default=None)
 
 
 def _fault(view: View, position: int, pairs: frozenset[tuple[int, int]]) -> Fault:
@@ -135,4 +143,5 @@ def _fault(view: View, position: int, pairs: frozenset[tuple[int, int]]) -> Faul
         SIGNATURE,
         f"member {name} with {'rank' if memory.nproc == 1 else 'ranks'} {listed} is cut off:"
         f" it and {shown} do not reach each other",
+        peers=tuple(others),
     )

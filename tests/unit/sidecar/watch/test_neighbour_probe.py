@@ -35,11 +35,19 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return made
 
 
-def poll(probe: NeighbourProbe, now_s: float, generation: int = 1, *, late: bool, settled: bool) -> bool:
+def poll(
+    probe: NeighbourProbe,
+    now_s: float,
+    generation: int = 1,
+    must_reach: tuple[str, ...] = (),
+    *,
+    late: bool,
+    settled: bool,
+) -> bool:
     """Poll as the sidecar does. Return whether the neighbours were probed."""
     due = probe.is_due(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
     if due:
-        asyncio.run(probe.probe((ONE, OTHER), now_s))
+        asyncio.run(probe.probe((ONE, OTHER), now_s, must_reach))
     return due
 
 
@@ -78,6 +86,14 @@ def test_a_neighbour_that_was_never_reached_is_not_reported(hosts: Hosts) -> Non
         poll(probe, float(second), late=True, settled=True)
     assert probe.unreached == (OTHER,)
     assert probe.unreached_s == 39 - (20 + MISSES - 1), "between the attempts that have shown it"
+
+
+def test_a_neighbour_that_must_be_reached_is_reported_although_it_was_never_reached(hosts: Hosts) -> None:
+    hosts.away = {ONE, OTHER}
+    probe = NeighbourProbe()
+    for second in range(20):
+        poll(probe, float(second), must_reach=(OTHER,), late=False, settled=False)
+    assert probe.unreached == (OTHER,)
 
 
 def test_an_attempt_without_a_result_proves_nothing(hosts: Hosts) -> None:

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from holdfast.process import clock
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.launcher_messages import Ending
-from holdfast.protocol.member_messages import HeldPrivateState, MemberOrder
+from holdfast.protocol.member_messages import MUST_REACH, NEIGHBOURS, HeldPrivateState, MemberOrder
 from supervisor.controller import member_server as lines_of
 from supervisor.controller.limits.decoding_turns import TURN_S
 from supervisor.controller.limits.owner import ReportOwner
@@ -42,6 +42,22 @@ def test_the_same_order_again_is_not_sent_again() -> None:
     line.changed.clear()
     made.order("m0", MemberOrder("run", 3))
     assert not line.changed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("features", "kept"),
+    [
+        ("", ()),
+        (NEIGHBOURS, ("neighbours",)),
+        (f"{NEIGHBOURS} {MUST_REACH}", ("neighbours", "must_reach")),
+    ],
+)
+def test_an_order_lacks_the_fields_that_the_sidecar_does_not_know(
+    features: str, kept: tuple[str, ...]
+) -> None:
+    given: dict[str, Any] = {"neighbours": ("http://m0:1",), "must_reach": ("http://m0:1",)}
+    found = lines_of._readable(replace(RUN, **given), frozenset(features.split()))
+    assert found == replace(RUN, **{name: given[name] for name in kept})
 
 
 async def test_a_replacement_for_a_half_open_connection_receives_the_orders() -> None:

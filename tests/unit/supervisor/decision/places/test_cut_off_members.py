@@ -7,22 +7,25 @@ from typing import Any
 
 import pytest
 
+from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StateSource
-from supervisor.decision import unreachable_members
+from supervisor.decision import orders, transition, unreachable_members
 from supervisor.decision.decide import decide
 from supervisor.decision.places import cut_off_members, placement
 from supervisor.view.model import (
     Departure,
+    JobState,
     MemberView,
     OpenIncident,
     PastFault,
     PastWarning,
     Policy,
     Secure,
+    Start,
     View,
     Warn,
 )
-from tests.unit.supervisor.job_views import S, launcher, member, progress, rank, report, view
+from tests.unit.supervisor.job_views import LAUNCH, S, launcher, member, progress, rank, report, view
 
 POLICY = Policy(members=4, standby=1, members_created_externally=True)
 NOW_S = 1000.0
@@ -185,7 +188,7 @@ def test_on_one_machine_nobody_is_cut_off() -> None:
     assert cut_off_members.due(seen, replace(POLICY, members_created_externally=False)) is None
 
 
-OFTEN = tuple(cut_off_before(1) for _ in range(cut_off_members.MOST_SWAPS))
+OFTEN = tuple(cut_off_before(1) for _ in range(unreachable_members.MOST_SWAPS))
 
 
 @pytest.mark.parametrize(
@@ -224,3 +227,107 @@ def test_the_replaced_member_gets_no_ranks_before_others() -> None:
     assert placement.choose_members(only, POLICY) == ("m0", "m1", "m9", "m2"), "better than none"
     again = group(*there, placement=("m0", "m1", "m2", "m3"), history=history)
     assert not unreachable_members.were_cut_off(again.memory)
+
+
+# -- a pair of which the wrong member may have been replaced
+
+TWO = replace(POLICY, members=2)
+PAIR = (here(0, 1), here(1, 0))
+SWAPPED = cut_off_before(1, member="m1", peers=("m0",))  # by the standby m9
+FIRST_STEP_S = cut_off_members.FIRST_STEP_S
+
+
+def at_nine(*unreached: int, **given: Any) -> MemberView:
+    """Return m9, which has taken the place of m1."""
+    found = here(9, *unreached, **given)
+    assert found.report is not None
+    assert found.report.launcher is not None
+    return replace(found, report=replace(found.report, launcher=launcher(rank(1))))
+
+
+def after_swap(*others: MemberView, history: tuple[PastFault, ...] = (SWAPPED,), **given: Any) -> View:
+    """Return a group of m0 and m9 that does not complete its first step, because they are apart, too."""
+    peers = (StateSource("http://m0:1", 0), StateSource("http://m9:1", 1))
+    there = (here(0, 9, for_s=FIRST_STEP_S), at_nine(0, for_s=FIRST_STEP_S), *others)
+    given = {"started_ns": int((NOW_S - 60.0) * S), "settled": False, "peers": peers, **given}
+    return group(*there, count=2, placement=("m0", "m9"), history=history, **given)
+
+
+def restart(seen: View, policy: Policy) -> JobState:
+    """Return the job's state after the group has been secured and has started again."""
+    action = decide(seen, policy)
+    assert isinstance(action, Secure)
+    memory = transition.after(seen, action, policy)
+    ready = tuple(
+        each
+        if each.report is None
+        else replace(
+            each, report=replace(each.report, secured_for=memory.generation, unreached=(), unreached_s=0.0)
+        )
+        for each in seen.members
+    )
+    stopped = replace(seen, memory=memory, members=ready, now_ns=seen.now_ns + S)
+    begun = decide(stopped, policy)
+    assert isinstance(begun, Start)
+    return transition.after(stopped, begun, policy)
+
+
+def passed_on(memory: JobState) -> JobState:
+    """Return the job's state as a new leader reads it."""
+    return codec.decode(JobState, codec.encode(memory))
+
+
+def test_if_the_standby_is_cut_off_from_the_member_that_stayed_that_one_is_replaced() -> None:
+    policy = replace(TWO, has_storage=False)
+    memory = passed_on(restart(group(*PAIR, standby(), count=2), policy))
+    assert memory.placement == ("m0", "m9")
+    seen = after_swap(standby(8))
+    seen = replace(seen, memory=replace(seen.memory, history=memory.history))
+    found = cut_off_members.due(seen, policy)
+    assert found is not None
+    assert (found.member, found.rank, found.peers) == ("m0", 0, ("m9",))
+    incident = OpenIncident(2, 1, 990 * S, 991 * S, 0.0, (found,))
+    stopped = replace(seen, memory=replace(seen.memory, phase="securing", incident=incident))
+    assert placement.choose_members(stopped, policy) == ("m8", "m9")
+
+
+def test_without_that_evidence_the_member_without_rank_0_is_replaced() -> None:
+    for history in (
+        (),
+        (replace(SWAPPED, peers=()),),
+        (replace(SWAPPED, peers=("m0", "m2")),),
+        (replace(SWAPPED, at_ns=int((NOW_S - 3601) * S)),),
+        (replace(SWAPPED, peers=("gone",)),),
+    ):
+        found = cut_off_members.due(after_swap(standby(8), history=history), TWO)
+        assert found is not None
+        assert found.member == "m9"
+
+
+def test_a_correction_is_allowed_whatever_the_number_of_earlier_replacements() -> None:
+    seen = after_swap(standby(8), history=(*OFTEN, SWAPPED))
+    found = cut_off_members.due(seen, TWO)
+    assert found is not None
+    assert found.member == "m0"
+    without = decide(after_swap(history=(*OFTEN, SWAPPED)), TWO)
+    assert isinstance(without, Warn)
+    assert without.why.endswith("no standby is ready")
+
+
+def test_a_correction_is_not_corrected_without_limit() -> None:
+    corrected = (cut_off_before(0, member="m7", peers=("m1",)), SWAPPED)  # m1 had stayed when m7 was replaced
+    assert cut_off_members.due(after_swap(standby(8), history=(*OFTEN, *corrected)), TWO) is None
+    assert cut_off_members.due(after_swap(standby(8), history=corrected), TWO) is not None
+
+
+def test_only_after_such_a_swap_members_must_reach_neighbours_that_they_have_never_reached() -> None:
+    def must_reach(seen: View, name: str) -> tuple[str, ...]:
+        return orders.order_for(seen.memory, name, TWO, None).must_reach
+
+    seen = after_swap(launch=LAUNCH)
+    assert must_reach(seen, "m0") == ("http://m9:1",)
+    assert must_reach(seen, "m9") == ("http://m0:1",)
+    assert must_reach(replace(seen, memory=passed_on(seen.memory)), "m0") == ("http://m9:1",)
+    for other in (after_swap(launch=LAUNCH, settled=True), after_swap(launch=LAUNCH, history=())):
+        assert not must_reach(other, "m0")
+        assert not must_reach(other, "m9")
