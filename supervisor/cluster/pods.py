@@ -8,6 +8,7 @@ kubelet reports another container.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ RESTART_S = 20.0  # how long the kubelet has to report that it has restarted a d
 MEMBER_TIMEOUT_S = 30.0
 
 
+_PEER_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+):[0-9]{1,5}", re.ASCII)
 # The name of a member whose pod was another member before: see `member_name` and `PodBackend`. The numbers
 # are shorter than the 8 digits of a uid, so a uid is never mistaken for one of them.
 _LATER_START = re.compile(r"(.+\.[^.]{8})(?:\.[0-9]{1,7})?(?:-[0-9]{1,7})?")
@@ -59,7 +61,13 @@ class PodMember:
     tolerations: tuple[Toleration, ...] = ()
     order: tuple[int, ...] = ()  # sorts a job's pods as their controller numbers them
     address: str = ""  # the pod's IP address; "" if it has none yet
+    other_addresses: tuple[str, ...] = ()  # those of other IP families
     is_initializing: bool = False  # True while one of its own init containers runs
+
+    def usual_url(self, peer_url: str) -> str:
+        """Return the URL that a sidecar in this pod reports if it has the same port as `peer_url`."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{port if (port := peer_url.rpartition(':')[2]).isdecimal() else ''}"
 
     @property
     def is_ending(self) -> bool:
@@ -225,6 +233,22 @@ class PodBackend:
         pod = self.pods.get(uid)
         return pod.member if pod is not None else None
 
+    def why_not_at(self, uid: str, peer_url: str) -> str:
+        """Return why the pod `uid` does not have the address in `peer_url`; "" if it may have it.
+
+        A member that names another address could make its peers send the job's secret there. Before the
+        pod's own addresses are known, any address is accepted.
+        """
+        pod = self.pods.get(uid)
+        if pod is None or not pod.address or not peer_url or peer_url == pod.usual_url(peer_url):
+            return ""
+        found = _PEER_URL.fullmatch(peer_url)
+        host = found[1].strip("[]") if found is not None else peer_url
+        known = (pod.address, *pod.other_addresses)
+        if found is not None and _plain_address(host) in map(_plain_address, known):
+            return ""
+        return f"member {pod.member} reports the address {host[:80]!r}, but its pod has {', '.join(known)}"
+
     def update(self, pods: Iterable[PodMember]) -> bool:
         """Set the current pods; return True if the members have changed."""
         before = self.members
@@ -305,8 +329,18 @@ def read_pod(pod: Mapping[str, Any], container: str) -> PodMember:
         last_words=pod_facts.termination_message(state.get("terminated") or {}) if has_ended else "",
         is_standby=bool(supervision_of(pod)),
         address=address if isinstance(address := status.get("podIP"), str) else "",
+        other_addresses=pod_facts.other_addresses(status),
         is_initializing=_is_initializing(pod.get("spec") or {}, status),
     )
+
+
+def _plain_address(text: str) -> str:
+    """Return an IP address in its shortest form, and any other text unchanged."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    return str((found.ipv4_mapped if found.version == 6 else None) or found)
 
 
 def _is_initializing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

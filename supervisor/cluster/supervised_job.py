@@ -347,8 +347,12 @@ class SupervisedJob:
 
     async def serve(self, request: web.Request, uid: str) -> web.StreamResponse:
         """Serve the connection of the pod `uid`, under the name of its member."""
-        limit_bytes = largest_report(self.group.nproc)
-        return await self._server.serve(request, lambda: self.backend.member_of(uid), limit_bytes)
+        return await self._server.serve(
+            request,
+            lambda: self.backend.member_of(uid),
+            largest_report(self.group.nproc),
+            lambda report: self.backend.why_not_at(uid, report.peer_url),
+        )
 
     # -- the run
 

@@ -180,12 +180,14 @@ class MemberServer:
         request: web.Request,
         name: Callable[[], str | None] | None = None,
         max_bytes: int = codec.MAX_MESSAGE_BYTES,
+        why_refused: Callable[[MemberReport], str] = lambda _: "",
     ) -> web.WebSocketResponse:
         """Serve one member until its connection ends. A second connection of a member replaces the first.
 
         If the member's identity is proven, `name` returns its name, which replaces the name in its reports.
-        The connection ends if that name changes or becomes None, if a report has more than `max_bytes`, or if
-        there is no memory for it. Reports that exceed the member's `ByteBudget` are read later.
+        The connection ends if that name changes or becomes None, if a report has more than `max_bytes`, if
+        `why_refused` returns a reason, or if there is no memory for it. Reports that exceed the member's
+        `ByteBudget` are read later.
         """
         # Decoded by aiohttp, text that is not ASCII could take four times as much memory while it waits.
         socket = web.WebSocketResponse(
@@ -222,7 +224,7 @@ class MemberServer:
                 report, is_text = None, message.type is WSMsgType.TEXT
                 if is_text:
                     began_s = time.perf_counter()
-                    report = self._read_for(line, decoder, message.data)
+                    report = self._read_for(line, decoder, message.data, why_refused)
                     took_s = time.perf_counter() - began_s
                     self._limits.turns.spend(self._reports_of, took_s, expected_s)
                 del message  # free it before the next message arrives
@@ -324,7 +326,11 @@ class MemberServer:
         return report
 
     def _read_for(
-        self, line: MemberConnection | None, decoder: ReportDecoder, data: bytes
+        self,
+        line: MemberConnection | None,
+        decoder: ReportDecoder,
+        data: bytes,
+        why_refused: Callable[[MemberReport], str],
     ) -> MemberReport | None:
         """Decode a report, and reserve memory for it.
 
@@ -341,7 +347,7 @@ class MemberServer:
         if report is None or line is None:
             return report
         size = report_memory.member_bytes(decoder.retained_bytes)
-        why = self._limits.memory.reserve(line.memory, size)
+        why = why_refused(report) or self._limits.memory.reserve(line.memory, size)
         if why:
             self._refuse(why)
         return None if why else report

@@ -35,6 +35,7 @@ MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128
 MAX_REFERENCES = 64  # ownerReferences of one object
 MAX_VARIABLES = 2_048  # of one container
+MAX_ADDRESSES = 4  # of one pod
 MAX_MESSAGE = 300  # characters of the message that a container leaves when it ends
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
 # The limit for the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
@@ -277,7 +278,7 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
         for each in _tables(status.get("conditions"))
         if each.get("type") == DISRUPTION
     ]
-    tolerated = _tolerations(spec)
+    tolerated, others = _tolerations(spec), [{"ip": each} for each in other_addresses(status)]
     return {
         "apiVersion": _short(raw.get("apiVersion")),
         "kind": _short(raw.get("kind")),
@@ -292,8 +293,15 @@ def _outline(raw: Mapping[str, Any]) -> dict[str, Any]:
             "podIP": _short(status.get("podIP")),
             "containerStatuses": [_state(each) for each in states[:1]],
             **({"conditions": disrupted[:1]} if disrupted else {}),
+            **({"podIPs": others} if others else {}),
         },
     }
+
+
+def other_addresses(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the addresses of a pod besides its `podIP`: with two IP families, there is one more."""
+    found = (_short(each.get("ip")) for each in _tables(status.get("podIPs"))[:MAX_ADDRESSES])
+    return tuple(each for each in found if isinstance(each, str) and each not in ("", status.get("podIP")))
 
 
 def _tolerations(spec: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ class SimulatedPod:
         self.stalls: tuple[RankStall, ...] = ()
         self.holds_state = False  # whether its memory has a snapshot of its last step
         self.unreachable = ""  # why it cannot connect to its launcher, which it then does not report
+        self.peer_url = f"http://{name}:1"
         self._name = name
         self._state = LauncherState(9, 0, (), (0,), 4000)
         self._secured = self._epoch = 0
@@ -165,6 +166,7 @@ class SimulatedPod:
             launcher=None if self.unreachable else made.launcher,
             launcher_unreachable=self.unreachable,
             clock="this one",
+            peer_url=self.peer_url,
             storage=self.storage,
             stalls=self.stalls,
             progress=tuple(progress(number, self.step) for number in ranks),

@@ -458,3 +458,58 @@ def test_a_job_has_storage_only_if_its_pods_name_a_place_that_outlives_them() ->
     assert not held_policy({}, 2, 1).has_storage
     assert not held_policy({"grace": "9s"}, 2, 1).has_storage
     assert held_policy({"checkpoints": "pvc://claim"}, 2, 1).has_storage
+
+
+# -- addresses
+
+OWN = {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]}
+
+
+def placed(status: Json) -> PodBackend:
+    """Return a job with one pod of this status."""
+    found = pod({"running": {}})
+    found["status"] |= status
+    backend, member = Cluster().backend, read_pod(found, "train")
+    assert member is not None
+    backend.update([member])
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("status", "peer_url"),
+    [
+        (OWN, "http://10.0.0.7:8470"),
+        (OWN, "https://10.0.0.7:8470"),
+        (OWN, "http://[fd00::7]:8470"),
+        (OWN, "http://[FD00:0:0::0007]:8470"),
+        (OWN, "http://[::ffff:10.0.0.7]:8470"),
+        ({"podIP": "fd00:0::7"}, "http://[fd00::7]:8470"),
+        ({"podIP": "fe80::7"}, "http://[fe80::7%eth0]:8470"),
+        (OWN, ""),  # the sidecar does not listen yet
+        ({}, "http://10.0.0.8:8470"),
+        ({"podIP": 7}, "http://10.0.0.8:8470"),
+    ],
+)
+def test_a_member_may_report_any_address_of_its_pod_and_every_address_while_none_is_known(
+    status: Json, peer_url: str
+) -> None:
+    assert placed(status).why_not_at("abcdef01-2345", peer_url) == ""
+    assert placed(status).why_not_at("another", peer_url) == ""
+
+
+@pytest.mark.parametrize(
+    ("peer_url", "host"),
+    [
+        ("http://10.0.0.8:8470", "10.0.0.8"),
+        ("http://[fd00::8]:8470", "fd00::8"),
+        ("http://elsewhere:8470", "elsewhere"),
+        ("http://10.0.0.7:8470@elsewhere:80", "http://10.0.0.7:8470@elsewhere:80"),
+        ("http://10.0.0.7:x@elsewhere:80", "http://10.0.0.7:x@elsewhere:80"),
+        ("http://10.0.0.7", "http://10.0.0.7"),
+        ("http://[::1", "http://[::1"),
+        ("file://10.0.0.7:1", "file://10.0.0.7:1"),
+    ],
+)
+def test_a_member_may_not_report_an_address_that_its_pod_does_not_have(peer_url: str, host: str) -> None:
+    why = placed(OWN).why_not_at("abcdef01-2345", peer_url)
+    assert why == (f"member w-0.abcdef01 reports the address {host!r}, but its pod has 10.0.0.7, fd00::7")

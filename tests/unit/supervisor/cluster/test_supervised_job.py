@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -864,7 +864,9 @@ class Hosts:
 
 
 @asynccontextmanager
-async def probed(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosts]:
+async def probed(
+    there: Place, members: Sequence[SimulatedPod], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Hosts]:
     """Probe the hosts of all members every few milliseconds, with limits as short."""
     for name, value in (("TICK_S", 0.01), ("QUIET_TICK_S", 0.01), ("PROBE_S", 0.05)):
         monkeypatch.setattr(host_probe, name, value)
@@ -873,6 +875,7 @@ async def probed(there: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         monkeypatch.setattr(view_members, name, value)
     for number, (uid, pod) in enumerate(there.pods.items()):
         there.pods[uid] = replace(pod, address=f"10.0.0.{number}")
+        members[number].peer_url = f"http://10.0.0.{number}:1"
     there.look()
     hosts = Hosts(there)
     probing = asyncio.create_task(HostProbes(lambda: there.job.probed, hosts.answer).run())
@@ -892,7 +895,7 @@ async def test_a_member_whose_host_answers_nothing_is_lost_long_before_the_timeo
     policy = replace(POLICY, member_timeout_s=600.0, max_restarts=9, members_created_externally=True)
     async with place(tmp_path, policy) as there:
         members = await there.form()
-        async with probed(there, monkeypatch) as hosts:
+        async with probed(there, members, monkeypatch) as hosts:
             hosts.lost.add("10.0.0.1")
             members[1].is_mute = True
             members[0].stalls = (LATE,)
@@ -910,7 +913,7 @@ async def test_a_silent_member_is_kept_while_the_group_trains_or_its_host_answer
     policy = replace(POLICY, member_timeout_s=600.0, max_restarts=9, members_created_externally=True)
     async with place(tmp_path, policy) as there:
         first, second = await there.form()
-        async with probed(there, monkeypatch) as hosts:
+        async with probed(there, (first, second), monkeypatch) as hosts:
             second.is_mute = True
             first.stalls = (LATE,)  # so that only its steps show that the group trains
             line = there.job._server.connection(member_name("w-1", "00000001-0", 0))

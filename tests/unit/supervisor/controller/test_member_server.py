@@ -16,7 +16,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from holdfast.process import clock
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.launcher_messages import Ending
-from holdfast.protocol.member_messages import MUST_REACH, NEIGHBOURS, HeldPrivateState, MemberOrder
+from holdfast.protocol.member_messages import (
+    MUST_REACH,
+    NEIGHBOURS,
+    HeldPrivateState,
+    MemberOrder,
+    MemberReport,
+)
 from supervisor.controller import member_server as lines_of
 from supervisor.controller.limits.decoding_turns import TURN_S
 from supervisor.controller.limits.owner import ReportOwner
@@ -151,12 +157,15 @@ def test_a_report_that_is_refused_repeatedly_is_logged_once_for_each_cause(
 
 @asynccontextmanager
 async def proven(
-    made: MemberServer, name: Callable[[], str | None], max_bytes: int = codec.MAX_MESSAGE_BYTES
+    made: MemberServer,
+    name: Callable[[], str | None],
+    max_bytes: int = codec.MAX_MESSAGE_BYTES,
+    why_refused: Callable[[MemberReport], str] = lambda _: "",
 ) -> AsyncIterator[TestClient[Any, Any]]:
     app = web.Application()
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        return await made.serve(request, name, max_bytes)
+        return await made.serve(request, name, max_bytes, why_refused)
 
     app.router.add_get("/v1/member", serve)
     async with TestClient(TestServer(app)) as client:
@@ -178,6 +187,20 @@ async def test_a_member_has_its_proven_name_and_not_the_one_in_its_reports() -> 
         assert found is not None
         assert found.member == "m7"
         assert made.connection("m0").report is None
+
+
+async def test_a_report_that_the_caller_refuses_is_not_stored_and_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, said = connections(), list[str]()
+    monkeypatch.setattr(made, "tell_refusal", said.append)
+    made.order("m7", RUN)
+    refused = proven(made, lambda: "m7", why_refused=lambda found: f"{found.peer_url} is not its address")
+    async with refused as client, client.ws_connect("/v1/member") as line:
+        await line.send_str(says("m7"))
+        assert (await line.receive(LIMIT_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
+    assert made.connection("m7").report is None
+    assert said == ["http://m7:1 is not its address"]
 
 
 @pytest.mark.parametrize("after", [None, "m7.1"])

@@ -131,6 +131,16 @@ def test_everything_that_reads_pods_reads_the_same_from_what_is_kept(ended: Json
     assert kept(stored) == stored
 
 
+def test_only_the_addresses_of_other_ip_families_are_kept_apart() -> None:
+    whole = running()
+    assert "podIPs" not in kept(whole)["status"]
+    whole["status"]["podIPs"] = [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}, {"ip": 5}, "x"]
+    stored = kept(whole)
+    assert stored["status"]["podIPs"] == [{"ip": "fd00::7"}]
+    assert read_pod(stored, "train") == read_pod(whole, "train")
+    assert kept(stored) == stored
+
+
 @pytest.mark.parametrize("ended", [{}, {"exitCode": 2, "message": "no " * 2_000}, {"exitCode": "2"}])
 def test_how_a_container_ended_is_kept_and_its_message_is_short(ended: Json) -> None:
     whole = running()
