@@ -35,7 +35,7 @@ class JobDepartures:
     def update_nodes(
         self, nodes: Mapping[ObjectName, KubernetesObject] | None, heeded: frozenset[str] | None
     ) -> None:
-        """Set the known Node objects and the names of the nodes in `heeded`; None keeps the previous value."""
+        """Set the Node objects that are known, and the names of heeded nodes; None changes nothing."""
         if nodes is not None:
             self._nodes = nodes
         if heeded is not None:

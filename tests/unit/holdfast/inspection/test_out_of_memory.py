@@ -64,6 +64,7 @@ def test_a_kill_at_the_limit_is_reported_with_the_limit(groups: Groups) -> None:
     found = group.take_reason(KILLED)
     assert found.message.startswith(f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit of 3.0 GiB")
     assert found.message.endswith("the end of its log")
+    assert found.out_of_memory
 
 
 def test_a_small_limit_is_named_exactly(groups: Groups) -> None:
