@@ -20,7 +20,7 @@ _NAMES = {
 }
 
 
-class MemoryGroup:
+class OutOfMemoryKills:
     """Watches the memory cgroup of this process. If its files cannot be read, no kill is ever detected."""
 
     def __init__(self, membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> None:

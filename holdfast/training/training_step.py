@@ -225,7 +225,7 @@ class TrainingStep:
         """Send private state again if it has changed since it was sent, as part of this commit."""
         if self.protection is not None:
             self._flags.commit()
-            self._checks.look_at_threads()
+            self._checks.check_threads()
             self.protection.backup.check(self.done + 1)
 
     def _count(self) -> None:

@@ -59,7 +59,7 @@ from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.observability.status_memory import StatusMemory
+from supervisor.observability.recent_status import RecentStatus
 from supervisor.quarantine.model import RunFault
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
@@ -396,7 +396,7 @@ class SupervisedJob:
         history = self._evidence.begin_run(() if fresh else found.recent)
         self._standbys.restore(found.standbys)
         publisher = StatusPublisher(
-            StatusMemory(
+            RecentStatus(
                 _name(self.key),
                 status_fields.MAX_RECENT,
                 found.view,

@@ -228,7 +228,7 @@ class QuarantineController:
         self._announce(found)
         await self._correct_conditions()
         await self._drain(found)
-        await self._look_at_others()
+        await self._update_others()
         return min(MAX_PAUSE_S, max(MIN_PLAN_INTERVAL_S, PAUSE_FACTOR * spent_s)), self._due_s(found)
 
     def _plan(self) -> NodePlan:
@@ -391,10 +391,10 @@ class QuarantineController:
     async def _evict_others(self, node: KnownNode) -> None:
         others, due_s = self._others.get(node.name, ((), 0.0))
         if asyncio.get_running_loop().time() >= due_s:
-            looked = await self._look(node.name, OTHERS_DRAINING_S)
-            if looked is None:
+            listed = await self._list_others(node.name, OTHERS_DRAINING_S)
+            if listed is None:
                 return
-            others = looked
+            others = listed
         if not others:
             self._end_drain(node)
             return
@@ -419,8 +419,8 @@ class QuarantineController:
                 self._announcer.about(node, "DrainBlocked", why, "Warning")
         self._pause(pod.uid, drain.retry_s(failures), failures)
 
-    async def _look_at_others(self) -> None:
-        """Look for other people's pods on the nodes that are out, if they may be evicted for a remedy."""
+    async def _update_others(self) -> None:
+        """List other people's pods on the nodes that are out, if they may be evicted for a remedy."""
         now_s = asyncio.get_running_loop().time()
         for name in list(self._runs):
             self._forget_runs(name)
@@ -433,9 +433,9 @@ class QuarantineController:
             if held is None or held.effect != NO_NEW_WORK:
                 self._others.pop(node.name, None)
             elif now_s >= self._others.get(node.name, ((), 0.0))[1]:
-                await self._look(node.name, OTHERS_S)
+                await self._list_others(node.name, OTHERS_S)
 
-    async def _look(self, name: str, again_s: float) -> Sequence[OtherPod] | None:
+    async def _list_others(self, name: str, again_s: float) -> Sequence[OtherPod] | None:
         """Return the pods on a node that may be evicted; None if they cannot be listed now."""
         now_s = asyncio.get_running_loop().time()
         try:
