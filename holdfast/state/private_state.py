@@ -52,7 +52,7 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
-    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses as an
+    `modules`. It also contains the recent losses of `guard`, so that a resumed run checks losses as an
     uninterrupted run would.
     """
 

@@ -67,7 +67,8 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0  # the longest time between two rounds of a job
-# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or news ends it early.
+# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or a non-routine report ends
+# it early.
 CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
 

@@ -52,7 +52,9 @@ def judge(year: Year) -> list[Verdict]:
     still = [node.name for node in year.nodes if node.standing.quarantine is not None]
     return [
         Verdict(
-            "every bad node out within its limit", f"{len(prompt) - len(late)} of {len(prompt)}", not late
+            "every bad node is out of service within its limit",
+            f"{len(prompt) - len(late)} of {len(prompt)}",
+            not late,
         ),
         Verdict(
             f"every reported fault out, over, or an alert within {bound_s / HOUR_S:.1f} h",

@@ -5,7 +5,7 @@ restart in place does not help, because the new ranks cannot form a group either
 each sidecar reports which of its neighbours it no longer reaches (`MemberReport.unreached`). A pair of
 members counts only if each of them reports the other, and has done so for a while. If one member is in all
 pairs, and a standby is ready, the standby takes its place. The pod of the replaced member is evicted when the
-group trains again. A report that the other member does not confirm moves nobody; after a while, the user is
+group trains again. A report that the other member does not confirm moves no ranks; after a while, the user is
 warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
 """
 
@@ -21,7 +21,7 @@ SIGNATURE = "cut off from its peers"
 # reported, too, because sidecars probe once a second.
 CONFIRM_S = 6.0
 # The same, before the first step of a generation: ranks that load or compile need no network, so a short
-# failure of it holds up nobody.
+# failure of it delays no rank.
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off

@@ -215,7 +215,7 @@ async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_wait
 
 
 async def test_a_member_that_cannot_reach_its_launcher_is_shown_and_becomes_an_event(tmp_path: Path) -> None:
-    """Otherwise the job would seem to start for ever."""
+    """Otherwise the job would seem to start forever."""
     async with place(tmp_path) as there:
         there.begin()
         events = asyncio.create_task(there.context.events.run())
