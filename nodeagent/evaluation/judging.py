@@ -1,4 +1,4 @@
-"""Judges the evidence: derives the finding of each series of samples and each event at one time. Pure.
+"""Evaluates the evidence: derives the finding of each series of samples and each event at one time. Pure.
 
 The results are kept until evidence or time changes them.
 """
@@ -219,7 +219,7 @@ class Judge:
         """Return the series on which the level of an event's finding depends.
 
         These are `user_volume` for the node's own devices with kernel lines, and `recovery_action` for GPUs
-        with faults from before the first look.
+        with faults from before the first observation.
         """
         found: set[Place] = set()
         for (entity, check, _), variants in self._evidence.events.items():
@@ -233,7 +233,7 @@ class Judge:
         return found
 
     def _needs_no_action(self, entity: str) -> bool:
-        """Return True if the driver has reported since the first look that the GPU needs no action."""
+        """Return True if the driver has reported since the first observation that the GPU needs no action."""
         held = self._evidence.series.get((entity, RECOVERY))
         return (
             held is not None

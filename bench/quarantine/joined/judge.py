@@ -97,7 +97,7 @@ def facts(year: Year) -> dict[str, float]:
     count = tally.counts.get
     healthy_h = len(year.nodes) * year.days * 24.0
     return {
-        "nodes with a whole agent": len(year.nodes),
+        "nodes with a complete agent": len(year.nodes),
         "observations given to their evaluators": sum(node.daemon.observations for node in year.nodes),
         "faults that an agent reported as unhealthy": len(tally.cases),
         "  of which the same fault recurred on the same part": truth.repeats,

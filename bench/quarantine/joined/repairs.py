@@ -1,4 +1,4 @@
-"""The operators and their tools in the joined year: remedies that are right, wrong, late or unseen."""
+"""The operators and their tools in the joined year: remedies that are right, wrong, late or unnoticed."""
 
 from __future__ import annotations
 
