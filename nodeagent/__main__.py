@@ -20,9 +20,9 @@ def main(argv: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
     For bad input or a missing package, print one line and return 2 (64 for `check`). If the output cannot be
-    written, return 120, or 141 if the reader has closed the pipe. However, a `check` that has judged the node
-    always returns the code of its verdict. A `check` that fails in any other way has not judged the node: it
-    prints the traceback and returns 3.
+    written, return 120, or 141 if the reader has closed the pipe. However, a `check` that has evaluated the
+    node always returns the code of its verdict. A `check` that fails in any other way has not evaluated the
+    node: it prints the traceback and returns 3.
     """
     sys.setswitchinterval(SWITCH_S)
     checks = argv[:1] == ["check"]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             return _refused(lacks, checks)
         if not checks:
             raise
-        _say(f"{traceback.format_exc()}holdfast: the check failed, so the node was not judged\n")
+        _say(f"{traceback.format_exc()}holdfast: the check failed, so the node was not evaluated\n")
         return exit_codes.NOT_JUDGED
 
 

@@ -95,7 +95,7 @@ class StateSecurer:
     def _has_begun_since(self, order: MemberOrder) -> bool:
         """Return whether the order's ranks started after this member had reported which states it holds.
 
-        The supervisor does not wait for the state of these ranks. They must be frozen nevertheless, because
+        The supervisor does not wait for the state of these ranks. They must still be frozen, because
         another step would overwrite a state that this member reported.
         """
         state = self._launcher.state

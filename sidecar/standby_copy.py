@@ -2,7 +2,8 @@
 
 A member that takes over ranks fetches their state from a member that has it. If all members with ranks are on
 one node, no member has it once the node is lost. So a standby on another node keeps a copy, which is some
-steps old. The supervisor decides when this is needed and from whom to copy (`MemberOrder.sources` of "idle").
+steps old. The supervisor decides when this is needed and which member to copy from (`MemberOrder.sources` of
+"idle").
 
 The copy must not slow down the training: the holder limits its rate (`sidecar.state.peers`), and this member
 rests for longer than a copy takes.

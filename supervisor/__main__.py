@@ -86,7 +86,7 @@ def obey(command: commands.Command) -> int:
         return dispatch.obey(command)
     if isinstance(command, commands.Stop | commands.Inject):
         return _control(command)
-    return _look(command)
+    return _display(command)
 
 
 def _control(command: commands.Stop | commands.Inject) -> int:
@@ -100,7 +100,7 @@ def _control(command: commands.Stop | commands.Inject) -> int:
     return control.inject(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
 
 
-def _look(command: commands.ReadCommand) -> int:
+def _display(command: commands.ReadCommand) -> int:
     from supervisor.cli import checkpoints, incidents, status
     from supervisor.store import run_directory
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.chaos.chaos_schedule import PlannedFault
+from bench.chaos.fault_injector import FaultInjector, WouldNotSurvive
 from bench.chaos.fault_table import CHAOS_FAULTS, JOB_BACKOFF_S, ChaosFault, FaultSign
-from bench.chaos.injection import FaultInjector, WouldNotSurvive
 from bench.chaos.job_condition import JobCondition, missing_sign, why_not_back
 from bench.chaos.job_objects import PACE_S, SECRET, objects
 from bench.chaos.job_table import CHAOS_JOBS, UNDISTURBED, ChaosJob
@@ -94,7 +94,7 @@ class ChaosRun:
             found = StruckFault(one, round(time.monotonic() - self._began_s, 1))
             self._outcome.faults.append(found)
             try:
-                self._inject(found)
+                self._cause_fault(found)
             finally:
                 say(fault_line(found))
             if found.outcome == "stuck":
@@ -120,8 +120,8 @@ class ChaosRun:
 
     # -- one fault
 
-    def _inject(self, found: StruckFault) -> None:
-        """Inject a fault, end it, and wait until all jobs are calm again; store the outcome in `found`."""
+    def _cause_fault(self, found: StruckFault) -> None:
+        """Cause a fault, end it, and wait until all jobs are calm again; store the outcome in `found`."""
         since, restarts = self._looked(), self._restarts()
         began_s = time.monotonic()
         signs = self._strike(found)

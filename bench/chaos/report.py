@@ -174,5 +174,5 @@ def _steps_lost(faults: Sequence[StruckFault]) -> Verdict:
         and each.lost > most
     ]
     return Verdict(
-        "no fault that leaves the state whole costs more than one step", ", ".join(over) or "none", not over
+        "no fault that leaves the state intact costs more than one step", ", ".join(over) or "none", not over
     )

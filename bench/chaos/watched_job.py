@@ -135,7 +135,7 @@ class WatchedJob:
 
 
 def checked_checkpoints(job: ChaosJob, credentials: Mapping[str, str], local: Path) -> tuple[int, list[str]]:
-    """Read all checkpoints of a job in full; return how many are whole, and a line for each that is not."""
+    """Read all checkpoints of a job in full; return how many are intact, and a line for each that is not."""
     location = object_location.parse(f"s3://{BUCKET}/{job.prefix}")
     before = dict(os.environ)
     os.environ.update(credentials)  # the library reads them when the client is made

@@ -50,7 +50,7 @@ def measure(days: float, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def verdict(found: dict[str, Any]) -> Verdict:
-    """Judge whether the memory stayed flat after the first day."""
+    """Evaluate whether the memory stayed flat after the first day."""
     grown = found["rss_mb"][-1] - found["rss_mb"][0]
     each_us = found["took_s"] / max(1, found["observations"]) * 1e6
     shown = f"{grown:+.1f} MB from the first day to the last, {each_us:.1f} us per observation"

@@ -42,7 +42,11 @@ def judge(pool: Pool) -> list[Verdict]:
     bound_s = LONGEST_S + policy.cooldown_s + policy.storm_window_s + policy.confirm_alone_s + PATIENCE_S
     still = [node.name for node in pool.nodes if node.standing.quarantine is not None]
     return [
-        Verdict("every bad node out within its limit", f"{len(calm) - len(late)} of {len(calm)}", not late),
+        Verdict(
+            "every bad node is out of service within its limit",
+            f"{len(calm) - len(late)} of {len(calm)}",
+            not late,
+        ),
         at_most(
             "nodes held because of a larger event: out once it and the cool-down were over",
             longest_s,

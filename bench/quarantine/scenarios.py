@@ -29,8 +29,8 @@ OVERRULED = 0.2  # the share of false alarms whose taint an operator removes
 class People:
     """The operators and their tools, who act on taints and drains.
 
-    They wait until a node is empty and then repair it, sometimes in vain. They overrule the decision if they
-    know that the node is healthy. `again` is called for a fault that recurs after its remedy.
+    They wait until a node is empty and then repair it, sometimes without success. They overrule the decision
+    if they know that the node is healthy. `again` is called for a fault that recurs after its remedy.
     """
 
     def __init__(self, pool: Pool, chance: random.Random, again: Callable[[Sign, Node], None]) -> None:

@@ -119,7 +119,7 @@ def _of_faults(found: Mapping[str, Any], done: Sequence[InjectedFault]) -> list[
         Verdict("every fault recovered from", f"{len(good)} of {len(hit)}", len(good) == len(hit)),
         Verdict("weights, optimizer, random states match", "match" if equal else "differ", equal),
         Verdict(
-            "at most one step lost by a fault that leaves the state whole",
+            "at most one step lost by a fault that leaves the state intact",
             str(max(lost, default=0)),
             max(lost, default=0) <= 1,
         ),

@@ -99,8 +99,8 @@ def retain(
     Void checkpoints do not count towards `wanted.keep`. Checkpoints of a newer format, and files that
     Holdfast did not write, are never deleted. A retry is safe.
 
-    This process may be stopped at any point, for any time, while another member takes over the run and
-    publishes checkpoints of the same steps:
+    This process may be stopped at any point, for any length of time, while another member takes over the run
+    and publishes checkpoints of the same steps:
 
     - Only the very checkpoints that were listed are deleted, never others that have since received their
       names. Both kinds of storage ensure this for any order of events.

@@ -111,7 +111,7 @@ def _instances(classes: list[type]) -> list[Any]:
     known: dict[type, bool] = {}
     found: dict[int, Any] = {}
 
-    def look(objects: Iterable[Any]) -> None:
+    def search(objects: Iterable[Any]) -> None:
         for each in objects:
             kind = type(each)
             if kind not in known:
@@ -120,12 +120,12 @@ def _instances(classes: list[type]) -> list[Any]:
                 found[id(each)] = each
 
     everything = gc.get_objects()
-    look(everything)
+    search(everything)
     if not all(each.__flags__ & _HAVE_GC for each in classes):
         for first in range(0, len(everything), _MANY):
             referents = gc.get_referents(*everything[first : first + _MANY])
-            look(referents)
-            look(gc.get_referents(*(d for d in referents if type(d) is dict and not gc.is_tracked(d))))
+            search(referents)
+            search(gc.get_referents(*(d for d in referents if type(d) is dict and not gc.is_tracked(d))))
     return list(found.values())
 
 

@@ -20,7 +20,7 @@ _NAMES = {
 }
 
 
-class MemoryGroup:
+class OutOfMemoryKills:
     """Watches the memory cgroup of this process. If its files cannot be read, no kill is ever detected."""
 
     def __init__(self, membership: Path = cgroup.MEMBERSHIP, mount: Path = cgroup.MOUNT) -> None:
@@ -38,7 +38,7 @@ class MemoryGroup:
         limit_bytes = (cgroup.read_number(self._limit) if self._limit is not None else None) or 0
         of = f" of {_size(limit_bytes)}" if 0 < limit_bytes < cgroup.UNLIMITED_BYTES else ""
         why = f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit{of} of its cgroup"
-        return replace(ended, message=f"{why}\n{ended.message}")
+        return replace(ended, message=f"{why}\n{ended.message}", out_of_memory=True)
 
     def _count(self) -> int:
         if self._counter is None:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from holdfast import exit_codes
-from holdfast.inspection.out_of_memory import MemoryGroup
+from holdfast.inspection.out_of_memory import OutOfMemoryKills
 from holdfast.inspection.rank_inspector import InspectedRank, RankInspector
 from holdfast.launcher.sidecar_server import OrderRefused, SidecarServer
 from holdfast.launcher.workers import orphans, survivor_snapshot, warm_pool, worker_process
@@ -73,8 +73,8 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.group = WorkerGroup(settings)
         self.watch = ProcessWatch(self.selector, self.on_message, self.on_process_end)
-        self.memory = MemoryGroup()
-        explain = self.memory.take_reason
+        self.memory_kills = OutOfMemoryKills()
+        explain = self.memory_kills.take_reason
         self.pool = WarmPool(
             sources, settings, self.selector, self.watch, self.after, strategy, zygote, explain=explain
         )
@@ -141,7 +141,7 @@ class Launcher:
             if self.sidecar.is_given_up(time.monotonic()):
                 self.exit_code = exit_codes.CANNOT_START
                 self.stop(0.0)
-        self.group.look_for_stops(time.monotonic())
+        self.group.detect_stops(time.monotonic())
         self._changes.check(time.monotonic())
         self.after(seconds_to_next_tick(HEARTBEAT_S), self._beat)
 
@@ -369,14 +369,14 @@ class Launcher:
             if not self.stopping:
                 self._warm_process_failed(process, ended)
         else:
-            self.group.process_ended(process, self.memory.take_reason(ended))
+            self.group.process_ended(process, self.memory_kills.take_reason(ended))
 
     def _warm_process_failed(self, process: WorkerProcess, ended: Ending) -> None:
         printed = logs.tail(process.log, UNJOINED_BYTES)
         took_s = 0.0 if process.parked else time.monotonic() - process.made_s
         refused = nested_scripts.was_refused(self.group.settings.directory, process.local_rank)
-        ending = self.memory.take_reason(warm_pool.unjoined_ending(ended, printed, refused=refused))
-        changed = self._changes.look_at_once()
+        ending = self.memory_kills.take_reason(warm_pool.unjoined_ending(ended, printed, refused=refused))
+        changed = self._changes.check_at_once()
         if changed:
             lines = (ending.message.rstrip(), *(f"holdfast: {each}" for each in changed))
             ending = replace(ending, message="\n".join(lines).lstrip())

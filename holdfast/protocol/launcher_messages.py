@@ -24,7 +24,8 @@ NAN: Final = "nan"
 INF: Final = "inf"
 JUMP: Final = "jump"
 
-# The message about a process that the kernel killed for lack of memory begins with these words.
+# The message about a process that the kernel killed for lack of memory begins with these words. They are also
+# the signature of this failure.
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the activity of a rank that waits for its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
@@ -57,6 +58,7 @@ class Ending:
     paused: int = -1  # the steps completed when the exception left a declared pause; -1 if it left no pause
     # Whether the loss of a peer may have caused the bad input, because the script caught that exception.
     doubtful: bool = False
+    out_of_memory: bool = field(default=False, metadata=added())  # the kernel killed it for lack of memory
 
     @property
     def is_good(self) -> bool:

@@ -44,7 +44,7 @@ _TEXT = {str}
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 _Table = dict[str, "torch.Tensor | None"]
-_Look = tuple[int, "int | None"]  # the identity and version of a tensor
+_TensorVersion = tuple[int, "int | None"]  # the identity and version of a tensor
 _Place = tuple[str, _Table, str]  # a buffer's name, its module's table of buffers, its key in that table
 
 
@@ -52,7 +52,7 @@ class PrivateState:
     """Collects and restores the private state of this rank.
 
     It consists of the random generators, the states of `objects`, which must be JSON, and the buffers of
-    `modules`. It also contains the recent losses of `guard`, so that a resumed run judges losses as an
+    `modules`. It also contains the recent losses of `guard`, so that a resumed run checks losses as an
     uninterrupted run would.
     """
 
@@ -101,7 +101,7 @@ class PrivateState:
         self._copies: dict[str, str] = {}
         self._no_copies: set[str] = set()  # sections that once differed from the expected copy
         self._started = {name: _shape(table[key]) for name, table, key in everywhere}
-        self._looks: dict[int, list[_Look]] = {}  # the transient buffers' identities and versions, by step
+        self._versions_at: dict[int, list[_TensorVersion]] = {}  # of the transient buffers, by step
 
     def collect(self) -> bytes:
         """Return the blob of the current state."""
@@ -203,9 +203,9 @@ class PrivateState:
         sizes = [(name, b.nbytes) for name, table, key in self._buffers if (b := table[key]) is not None]
         return sorted(sizes, key=lambda each: -each[1])[:count]
 
-    def versions(self) -> list[_Look]:
+    def versions(self) -> list[_TensorVersion]:
         """Return a list that changes whenever a buffer is written or replaced. This reads no content."""
-        return _looked_at(self._buffers)
+        return _versions_of(self._buffers)
 
     def transient(self, done: int) -> str | None:
         """Return the name of an unsaved buffer that changes from step to step, or None.
@@ -216,10 +216,10 @@ class PrivateState:
         """
         if done > COMPARED_STEPS[1] or done not in COMPARED_STEPS or not self._transient:
             return None
-        self._looks[done] = _looked_at(self._transient)
-        if done == COMPARED_STEPS[0] or COMPARED_STEPS[0] not in self._looks:
+        self._versions_at[done] = _versions_of(self._transient)
+        if done == COMPARED_STEPS[0] or COMPARED_STEPS[0] not in self._versions_at:
             return None
-        pairs = zip(self._transient, *(self._looks[n] for n in COMPARED_STEPS), strict=True)
+        pairs = zip(self._transient, *(self._versions_at[n] for n in COMPARED_STEPS), strict=True)
         return next((place[0] for place, then, now in pairs if then != now), None)
 
     def added(self, done: int) -> str | None:
@@ -585,7 +585,7 @@ def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
     return within and buffer.device == parameter.device
 
 
-def _looked_at(places: list[_Place]) -> list[_Look]:
+def _versions_of(places: list[_Place]) -> list[_TensorVersion]:
     """Return the identity and version of the tensor at each of `places`."""
     return [(id(table[key]), capture.version(table[key])) for _, table, key in places]
 

@@ -29,7 +29,7 @@ _IN_WORDS: Mapping[BadNumberKind, str] = {
 class NumberCheck:
     """Checks the numbers of one rank's steps, from the gradients before the optimizer's write to the verdict.
 
-    On a GPU, a step's numbers may reach the host only after the step's commit. They are judged at the next
+    On a GPU, a step's numbers may reach the host only after the step's commit. They are checked at the next
     step's commit, before a pause, or at the end of the loop, whichever comes first.
     """
 
@@ -49,8 +49,8 @@ class NumberCheck:
         self._probe: torch.Tensor | None = None  # a number computed from this step's gradients, on the device
         self._has_bad_gradient = False
         self._is_scaled = False  # a GradScaler decides whether the optimizer writes
-        self._unjudged: StepNumbers | None = None  # the last step's numbers, if they are not judged yet
-        self.judged: StepNumbers | None = None  # the numbers that were judged last
+        self._unjudged: StepNumbers | None = None  # the last step's numbers, if they are not checked yet
+        self.judged: StepNumbers | None = None  # the numbers that were checked last
         self.poison_step: int | None = None  # the step for which a drill requested a bad number
         self.is_poisoned = False  # a drill has made a forward pass produce a bad gradient
 
@@ -59,11 +59,11 @@ class NumberCheck:
     def probe_gradients(self) -> bool:
         """Check the gradients that the optimizer is about to use; return True if they are known to be bad.
 
-        On a device, their values are not known yet. So the device reduces them to one number, which is judged
-        together with the loss. Only at the end of the step is it known whether bad gradients have reached the
-        state (see `_judge`). With fused optimizers, a GradScaler makes the optimizer's kernel skip a step
-        that has bad gradients. Bad gradients are then not a fault, because the scaler uses them to adjust its
-        scale.
+        On a device, their values are not known yet. So the device reduces them to one number, which is
+        checked together with the loss. Only at the end of the step is it known whether bad gradients have
+        reached the state (see `_judge`). With fused optimizers, a GradScaler makes the optimizer's kernel
+        skip a step that has bad gradients. Bad gradients are then not a fault, because the scaler uses them
+        to adjust its scale.
         """
         self._is_scaled = any(getattr(each, "found_inf", None) is not None for each in self._optimizers)
         if self._is_scaled:
@@ -77,10 +77,10 @@ class NumberCheck:
         return True
 
     def receive(self, step: int, loss: Any, norm: Any, position: int) -> StepNumbers:
-        """Accept the numbers that the script commits for `step`, and judge them if they have arrived.
+        """Accept the numbers that the script commits for `step`, and check them if they have arrived.
 
-        On a device, this first waits for the previous step's numbers and judges them. The gradient norm is
-        judged only if the optimizer used the gradients, because a GradScaler deliberately lets gradients
+        On a device, this first waits for the previous step's numbers and checks them. The gradient norm is
+        checked only if the optimizer used the gradients, because a GradScaler deliberately lets gradients
         overflow, and skips such steps. Raises the same errors as `_judge`.
         """
         loss = self._poisoned_loss(step, loss)
@@ -90,15 +90,15 @@ class NumberCheck:
         self._probe = None
         if self._device.queues:
             self._gate.keep_pace()
-            self.judge_pending(step)
+            self.check_pending(step)
         if numbers.late:
             self._unjudged = numbers
         else:
             self._judge(numbers, step)
         return numbers
 
-    def judge_pending(self, step: int) -> None:
-        """Wait for the unjudged numbers, if there are any, and judge them. For `step`, see `_judge`."""
+    def check_pending(self, step: int) -> None:
+        """Wait for the unchecked numbers, if there are any, and check them. For `step`, see `_judge`."""
         numbers = self._unjudged
         if numbers is not None:
             numbers.receive()
@@ -108,7 +108,7 @@ class NumberCheck:
     # -- for the listener's thread
 
     def bad_before(self, step: int) -> StepNumbers | None:
-        """Return the unjudged numbers of a step before `step`, if they have arrived and are bad, or None.
+        """Return the unchecked numbers of a step before `step`, if they have arrived and are bad, or None.
 
         If the result is not None, the state of `step` is bad as well.
         """
@@ -117,8 +117,8 @@ class NumberCheck:
             return None
         return numbers
 
-    def report_unjudged(self, numbers: StepNumbers) -> None:
-        """Report bad numbers, because the script's thread may never judge them."""
+    def report_unchecked(self, numbers: StepNumbers) -> None:
+        """Report bad numbers, because the script's thread may never check them."""
         self._rank.report(NAN, numbers.step, numbers.loss, numbers.position)
 
     # -- drills
@@ -138,7 +138,7 @@ class NumberCheck:
             return math.nan
         return loss
 
-    # -- judging
+    # -- checking
 
     def _judge(self, numbers: StepNumbers, step: int) -> None:
         """Judge `numbers`. If they are bad, report them and wait for the rollback, which ends this process.
@@ -177,7 +177,7 @@ class NumberCheck:
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
     def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> NumberVerdict:
-        """Return the verdict. If the script has `given` a loss, the guard judges it and learns from it."""
+        """Return the verdict. If the script has `given` a loss, the guard checks it and learns from it."""
         if self._guard is not None and given:
             verdict = self._guard.check(loss, norm)
             accepted = self._rank.accepts(step, loss) if verdict == JUMP else ""

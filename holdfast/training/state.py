@@ -170,7 +170,7 @@ class State:
                 self._turn += 1
                 yield step
                 training.refuse_uncommitted(step)
-            training.judge_pending()
+            training.check_pending()
             training.end_tail()
         finally:  # this also runs after a `break`, because the code after the loop is not part of a step
             self._turn += 1
@@ -274,7 +274,7 @@ class State:
     def _paused(self, label: str, limit_s: float, unknown: Mapping[str, Any]) -> Iterator[None]:
         arguments.require_known(_PAUSE, unknown)
         arguments.check_pause(label, limit_s)
-        self._training.judge_pending()
+        self._training.check_pending()
         random = dict(self._private.random())
         self._pauses.append((label, float(limit_s), time.monotonic()))
         self._show_pause(label, limit_s)

@@ -12,7 +12,7 @@ each of them is a list of actions. `Protection` and `WriteGate` do the work; thi
 |                | the state if they are bad; begin the writes at the gate                                 |
 | (the optimizer)| the optimizer writes; from now until the commit, no state is whole                      |
 | `after_write`  | mark the end of the writes in the device's queue                                        |
-| `commit`       | judge the numbers; check the private state; count and show the step; record its         |
+| `commit`       | check the numbers; check the private state; count and show the step; record its         |
 |                | footprint; end the writes at the gate; take a snapshot if one is due                    |
 | `end_tail`     | the script's work after the commit is over; detect the changes that it made             |
 
@@ -30,7 +30,7 @@ the state.
   private state is stored. On a host, the write counter in the progress page is odd from then until the
   commit. The page of a dead rank therefore shows whether its memory was between two steps.
 - *Bad numbers before the count.* A step whose numbers are bad is reported and never counted, so no snapshot
-  or checkpoint of it can exist. On a device, the numbers of a step may be judged one commit later. Until
+  or checkpoint of it can exist. On a device, the numbers of a step may be checked one commit later. Until
   then, a just-in-time copy checks them first (`NumberCheck.bad_before`).
 - *The footprint before the end of the writes.* A copy that is made after the commit compares the state with
   the footprint of that commit. If a thread finds that the writes of a step have ended, it therefore also
@@ -41,7 +41,7 @@ the state.
   detected before the next step begins. The snapshot of the commit is then replaced, taken late, or made void.
 
 On a GPU, the device's queue orders all of these actions (see `holdfast.training.protection.write_gate`). The
-host runs up to one step ahead. It does not wait for the kernels of the step that it commits, and judges the
+host runs up to one step ahead. It does not wait for the kernels of the step that it commits, and checks the
 numbers of that step when it commits the next one.
 """
 
@@ -225,7 +225,7 @@ class TrainingStep:
         """Send private state again if it has changed since it was sent, as part of this commit."""
         if self.protection is not None:
             self._flags.commit()
-            self._checks.look_at_threads()
+            self._checks.check_threads()
             self.protection.backup.check(self.done + 1)
 
     def _count(self) -> None:
@@ -237,7 +237,7 @@ class TrainingStep:
     def _show_commit(
         self, numbers: StepNumbers, samples: int, tokens: int, flops: float, position: int
     ) -> None:
-        """Write the step to the progress page, with the numbers that were judged last."""
+        """Write the step to the progress page, with the numbers that were checked last."""
         if self._page is None:
             return
         judged = self._numbers.judged
@@ -300,9 +300,9 @@ class TrainingStep:
         if self._prepared > self.done and self.is_writing:
             raise Uncommitted(f"step {step} was not committed: call state.commit(loss=...) in the loop")
 
-    def judge_pending(self) -> None:
-        """Judge the last commit's numbers if they are unjudged. Called before a pause and after a loop."""
-        self._numbers.judge_pending(self.done)
+    def check_pending(self) -> None:
+        """Check the last commit's numbers if they are unchecked. Called before a pause and after a loop."""
+        self._numbers.check_pending(self.done)
 
     # -- actions shared by several of the above
 

@@ -198,7 +198,7 @@ class SourceChanges:
             with suppress(OSError):  # no thread could be started
                 self._looking = self._files.submit(self._fates)
 
-    def look_at_once(self) -> tuple[str, ...]:
+    def check_at_once(self) -> tuple[str, ...]:
         """Check now, for up to `AT_ONCE_S`, and return all messages. They may explain why a process died."""
         if self.sources.files:
             with suppress(OSError):

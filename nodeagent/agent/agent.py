@@ -88,7 +88,7 @@ class Released:
     """A release of the GPUs at an operator's request."""
 
     until_s: float  # agent time
-    closed: bool  # no sensor uses the GPUs any more
+    closed: bool  # no sensor uses the GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Agent:
     problems: tuple[str, ...] = ()  # found at startup
     policy_file: PolicyFile | None = None  # None: `policy` remains in force
     note: Callable[[Note], None] = lambda _: None  # writes to the log
-    claim: Claim | None = None  # the folder's claim; None: the disk did not allow it yet, or nothing is saved
+    claim: Claim | None = None  # the folder's claim; None: not possible yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     more_problems: Callable[[], tuple[str, ...]] = tuple  # of the program that runs the agent, now
     lost: str = ""  # why the agent starts without a saved state that it should have; "" if it has it

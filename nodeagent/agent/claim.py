@@ -91,8 +91,8 @@ def take(folder: Path, answer_s: float = ANSWER_S, wait: Callable[[float], objec
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     os.utime(descriptor)
-    # Files left on a failing disk do no harm. If the disk did not allow the claim at startup, this may remove
-    # the temporary file of a policy copy that is being written now; the copy is then written again.
+    # Files left on a failing disk do no harm. If the claim failed at startup because of the disk, this may
+    # remove the temporary file of a policy copy that is being written now; the copy is then written again.
     with suppress(OSError):
         durable.remove_debris(folder, owned=True)
     return Claim(folder, generation, descriptor, took_over)

@@ -38,7 +38,7 @@ class StateWriter:
 
         Args:
             folder: Where to write.
-            claimed: The ownership of the folder; None if the disk did not allow it yet. The writer then
+            claimed: The ownership of the folder; None if the disk has not permitted it yet. The writer then
                 claims the folder before it writes.
             done: Called in the writer's thread after each write, whether it succeeded or not.
             superseded: Called in the writer's thread when a successor has taken over; nothing is written

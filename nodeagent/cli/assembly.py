@@ -68,7 +68,7 @@ class AgentParts:
     clock: Clock
     state: SavedState
     folder: Path | None  # the folder for the saved state; None: read-only
-    claim: Claim | None  # the claim on that folder; None: read-only, or the disk does not allow it yet
+    claim: Claim | None  # the claim on that folder; None: read-only, or the disk has not permitted it yet
     problems: tuple[str, ...]
     sensors: list[FittedSensor]
     branch: Callable[[], int | None]

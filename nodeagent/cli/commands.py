@@ -31,7 +31,7 @@ from nodeagent.model import Observation
 from nodeagent.sensing import operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
-from nodeagent.server.injection import injector
+from nodeagent.server.injected_observations import observation_injector
 
 if TYPE_CHECKING:  # the other commands do not load the server
     from aiohttp import web
@@ -128,7 +128,9 @@ def serve(options: argparse.Namespace) -> int:
             log.write({"event": "finding", **each})
 
     agent = _agent(parts, report_changes, log.write)
-    inject = injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s) if options.test else None
+    inject = None
+    if options.test:
+        inject = observation_injector(agent.inbox, parts.policy, parts.lines, parts.clock.now_s)
     publisher = _publisher(agent, parts, options, log.write) if options.publish else None
     served = http_api.application(
         lambda: agent.published, parts.about, parts.clock.now_s, inject, _publishing_metrics(publisher)

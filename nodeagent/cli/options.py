@@ -106,8 +106,8 @@ _COMMANDS = {
     "check": (
         "look once and print a table",
         "Exit code: 0 healthy, 1 degraded, 2 unhealthy, 3 if nothing is degraded or unhealthy but"
-        " something could not be judged or the check failed, 64 for bad usage or a missing package. The exit"
-        " code is the verdict even if the output cannot be written.",
+        " something could not be evaluated or the check failed, 64 for bad usage or a missing package. The"
+        " exit code is the verdict even if the output cannot be written.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
     "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
@@ -162,7 +162,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         "--allow-blind",
         action="store_true",
         help="exit with 0 even if a sensor is blind, provided that nothing else is wrong; a saved state that"
-        " cannot be read still counts as not judged",
+        " cannot be read still counts as not evaluated",
     )
     for each in (check, watch, serve):
         _sensors(each)

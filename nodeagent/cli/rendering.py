@@ -45,7 +45,7 @@ def render_health(report: Mapping[str, Any], *, colour: bool = False) -> list[st
 
 
 def _undecided(report: Mapping[str, Any], colour: bool) -> list[str]:
-    """Return a table of the checks that were not judged, in the given time if there was one."""
+    """Return a table of the checks that were not evaluated, in the given time if there was one."""
     undecided = report.get("undecided", ())
     if not undecided:
         return []
@@ -54,7 +54,7 @@ def _undecided(report: Mapping[str, Any], colour: bool) -> list[str]:
     mark = paint("unknown  ", COLOURS["unknown"], colour)
     within = f" within {report['looked_s']:g} s" if "looked_s" in report else ""
     return [
-        f"not judged{within}:",
+        f"not evaluated{within}:",
         *(f"{mark}  {name:{width}}  {each['why']}" for name, each in zip(names, undecided, strict=True)),
     ]
 
@@ -71,7 +71,7 @@ def _headline(report: Mapping[str, Any], colour: bool) -> str:
     todo = _action(report["action"])
     if report.get("undecided"):
         count = len(report["undecided"])
-        which = f"{count} check{'s' if count > 1 else ''} could not be judged"
+        which = f"{count} check{'s' if count > 1 else ''} could not be evaluated"
         todo = which if report["level"] == "unknown" else f"{todo}; {which}"
     return f"{report.get('node', 'node')}: {level}, {todo}" + (f"  ({about})" if about else "") + test
 

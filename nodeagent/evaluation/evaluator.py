@@ -79,11 +79,11 @@ class Evaluator:
         self._findings = None
 
     def begin(self, now_s: float) -> None:
-        """Set the time of the first look at this node, unless a memory was loaded.
+        """Set the time of the first observation at this node, unless a memory was loaded.
 
         A log may report a fault from before that time, and the fault may have been remedied since. Its
-        finding starts at the first look, and is only degraded while the driver recommends no action for the
-        GPU.
+        finding starts at the first observation, and is only degraded while the driver recommends no action
+        for the GPU.
         """
         evidence = self._evidence
         if evidence.first_look_s == -inf and not (evidence.series or evidence.events):

@@ -1,15 +1,15 @@
 """Evaluates one event of one entity: its recurrence, the driver's verdict, its age, its end. Pure.
 
-Each burst is judged when it occurs. A finding starts with the first burst after the previous finding ended,
-and its newest burst decides how it ends. An earlier judgement that is more severe than the newest one stays
-in force until its own remedy, because a repetition never makes a fault milder. A burst of another variant
-that is at least as severe is such a repetition, too: another link that fails in the quiet time after a remedy
-shows that the remedy did not help. A milder one, such as an error that can be ignored, is not.
+Each burst is evaluated when it occurs. A finding starts with the first burst after the previous finding
+ended, and its newest burst decides how it ends. An earlier judgement that is more severe than the newest one
+stays in force until its own remedy, because a repetition never makes a fault milder. A burst of another
+variant that is at least as severe is such a repetition, too: another link that fails in the quiet time after
+a remedy shows that the remedy did not help. A milder one, such as an error that can be ignored, is not.
 
 Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
 unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to a
 recovery that preceded the fault. If it arrives later, it ends the findings that a reset ends and the findings
-that the driver judged.
+that the driver evaluated.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be s
 def shown(rule: Rule, series: SampleSeries, at: int) -> Iterator[tuple[float, str]]:
     """Yield when a counter has grown, and the name to store the growth under, given the sample at `at`.
 
-    The name is the growth within the rule's window, so that any policy, even a later one, can judge it. A
+    The name is the growth within the rule's window, so that any policy, even a later one, can evaluate it. A
     late sample may also show growth at the samples after it, because it may be the first reading. A bound
-    that needs more than one sample cannot be judged by the growth alone, so growth that meets such a bound is
-    stored as `BY_ITS_BOUND`.
+    that needs more than one sample cannot be evaluated by the growth alone, so growth that meets such a bound
+    is stored as `BY_ITS_BOUND`.
     """
     found = series.samples
     for n in range(max(1, at), len(found)) if rule.lasts else ():

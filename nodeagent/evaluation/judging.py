@@ -1,4 +1,4 @@
-"""Judges the evidence: derives the finding of each series of samples and each event at one time. Pure.
+"""Evaluates the evidence: derives the finding of each series of samples and each event at one time. Pure.
 
 The results are kept until evidence or time changes them.
 """
@@ -119,22 +119,22 @@ class Judge:
         return max(counted, default=None)
 
     def revise(self) -> None:
-        """Judge all events again."""
+        """Evaluate all events again."""
         self._judged.clear()
         self._marks.clear()
 
     def revise_events_of(self, entity: str) -> None:
-        """Judge again the events that depend on an entity's evidence."""
+        """Evaluate again the events that depend on an entity's evidence."""
         for owner in self._evidence.owners_of(entity):
             self._judged.pop(owner, None)
             self._marks.pop(owner, None)
 
     def revise_event(self, event: Event) -> None:
-        """Judge again everything that depends on a new occurrence of an event.
+        """Evaluate again everything that depends on a new occurrence of an event.
 
         Besides the event itself, this is the growth of counters, which is compared with Xids, and the
         driver's verdict, which is ignored for Xids that the operator has overridden. If the event is a
-        verdict, or ends findings, all events of its entity are judged again.
+        verdict, or ends findings, all events of its entity are evaluated again.
         """
         entity, check, code = event
         if ends_others(event):
@@ -219,7 +219,7 @@ class Judge:
         """Return the series on which the level of an event's finding depends.
 
         These are `user_volume` for the node's own devices with kernel lines, and `recovery_action` for GPUs
-        with faults from before the first look.
+        with faults from before the first observation.
         """
         found: set[Place] = set()
         for (entity, check, _), variants in self._evidence.events.items():
@@ -233,7 +233,7 @@ class Judge:
         return found
 
     def _needs_no_action(self, entity: str) -> bool:
-        """Return True if the driver has reported since the first look that the GPU needs no action."""
+        """Return True if the driver has reported since the first observation that the GPU needs no action."""
         held = self._evidence.series.get((entity, RECOVERY))
         return (
             held is not None
@@ -359,7 +359,7 @@ class Judge:
         """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""
         entity, check = place
         dropped = self._evidence.series.pop(place, None) is not None
-        lost = "its samples were dropped" if dropped else "its events are not judged"
+        lost = "its samples were dropped" if dropped else "its events are not evaluated"
         if len(self.problems) < MAX_PROBLEMS:
             self.problems[place] = (
                 f"{entity}: evaluating {check} failed, so {lost}: {type(error).__name__}: {error}"

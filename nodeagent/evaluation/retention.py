@@ -144,7 +144,7 @@ class EvidenceRetention:
             place: held
             for place, held in tuple(
                 self._evidence.series.items()
-            )  # `of_series` drops one that it cannot judge
+            )  # `of_series` drops one that it cannot evaluate
             if held.last_s >= before_s or place in decisive or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)

@@ -2,7 +2,7 @@
 
 Each sensor calls NVML from its own thread, between `join` and `leave`, and holds no lock during the call, so
 a call that never returns does not block the other sensors. All calls belong to a session. A sensor that finds
-the driver gone ends the session; the others notice before their next call, and leave. NVML counts its
+the driver gone ends the session; the other sensors leave it before their next calls. NVML counts its
 initialisations, so it can be shut down and reinitialised only after the last sensor has left. A sensor stuck
 in a call prevents this, but then the driver's module cannot be replaced either. `join` then raises DriverGone
 instead of waiting.
@@ -24,7 +24,7 @@ from nodeagent.sensing.small_files import SYSFS
 # How long to wait for another sensor's init, which takes seconds if no persistence daemon keeps the GPUs
 # awake.
 PATIENCE_S = 5.0
-# Without this flag, init fails if every GPU has fallen off the bus. An empty list tells more than that error.
+# Without this flag, init fails if every GPU has fallen off the bus. An empty list says more than that error.
 _FLAGS = nvml.NVML_INIT_FLAG_NO_GPUS
 
 

@@ -57,7 +57,7 @@ class GpuHistory:
     def take_state(self, state: int, *, present: bool) -> bool:
         """Record the state; return True if the GPU is back, which means that it was reset.
 
-        A GPU that NVML cannot open (not `present`) is not back, even if nobody misses it any more (`OK`).
+        A GPU that NVML cannot open (not `present`) is not back, even if it is no longer expected (`OK`).
         """
         back = self.state in ABSENT and state == OK
         if back and not present:

@@ -49,7 +49,7 @@ def starting() -> tuple[NodeCondition, ...]:
 
 def stopped() -> tuple[NodeCondition, ...]:
     """Return the conditions after the agent has ended cleanly."""
-    return _both("AgentStopped", "The node agent was stopped, so nobody watches this node.")
+    return _both("AgentStopped", "The node agent was stopped, so this node is not monitored.")
 
 
 def silent(for_s: float) -> tuple[NodeCondition, ...]:

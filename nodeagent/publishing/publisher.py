@@ -1,7 +1,7 @@
 """Publishes the agent's state in a separate thread, which never delays the agent.
 
 The thread waits for the agent's cycles. It writes after a change of the verdict, as a heartbeat, and again
-after a failure: see `schedule`. When it is stopped, it reports that nobody watches the node any more.
+after a failure: see `schedule`. When it is stopped, it reports that the node is no longer monitored.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class OperatorRequests:
         self._ahead: list[Observation] = []
         self._acknowledges = acknowledges
         self._acknowledged: str | None = None  # the content of the file; None if it is unknown
-        self.is_closed: Callable[[], bool] = lambda: False  # whether NVML is closed for the release
+        self.is_closed: Callable[[], bool] = lambda: False  # whether NVML is closed, as a release requires
 
     def open(self) -> None: ...
 

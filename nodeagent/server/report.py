@@ -42,7 +42,7 @@ def _released(released: Released | None) -> dict[str, Any] | None:
     return {"until_s": round(released.until_s, 3), "closed": released.closed}
 
 
-UNKNOWN = "unknown"  # the level of a node without known faults if some check could not be judged
+UNKNOWN = "unknown"  # the level of a node without known faults if some check could not be evaluated
 
 
 def check_report(

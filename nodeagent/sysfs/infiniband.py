@@ -119,7 +119,7 @@ def judge_ports(
     hidden: int = 0,
     accepted: Container[str] = (),
 ) -> list[tuple[IbPortState, float, str]]:
-    """Return the state of each port that can be judged, with the reason.
+    """Return the state of each port that can be evaluated, with the reason.
 
     A port that is down, was never up and has no peer that is up may be down on purpose.
 

@@ -87,7 +87,7 @@ class PortRoster:
     def judge_number(
         self, wanted: int, listed: Collection[tuple[str, str]], hidden: int
     ) -> tuple[float, str] | None:
-        """Return the state with an operator's number, and the reason; None if it cannot be judged.
+        """Return the state with an operator's number, and the reason; None if it cannot be evaluated.
 
         Args:
             wanted: The operator's number.

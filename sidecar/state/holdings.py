@@ -134,7 +134,7 @@ class Holdings:
         return path
 
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]], resumed_step: int = -1) -> None:
-        """Remove the files that no start can need any more. Call this before writing the files of a start.
+        """Remove the files that no start can still need. Call this before writing the files of a start.
 
         The states in `wanted` (rank, generation, step) are kept. The newest state of each rank is also kept
         for each step that has a snapshot, because `privates` lists it, and for `resumed_step`, because

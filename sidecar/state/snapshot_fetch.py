@@ -231,7 +231,7 @@ class _Transfer:
                     self._why = FetchFailed(f"{self._first.url}: too slow")
                     return
                 if not self._manner.wanted():
-                    self._why = FetchFailed(f"{self._first.url}: not wanted any more")
+                    self._why = FetchFailed(f"{self._first.url}: no longer wanted")
                     return
                 idle = len(self._active) < sum(each.is_alive() for each in streams)
                 for part in self._active:

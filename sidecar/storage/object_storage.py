@@ -339,7 +339,7 @@ class ObjectStorage:
         self._proven = key, token
 
     def _discard(self, folder: str) -> None:
-        """Delete a folder that no writer can publish any more. On failure, leave it to `remove_leftovers`."""
+        """Delete a folder that no writer can still publish. On failure, leave it to `remove_leftovers`."""
         try:
             self._client.delete([each.key for each in self._client.objects(folder, MOST)])
         except ObjectStoreError as error:

@@ -1,4 +1,4 @@
-"""Find out which neighbours this member does not reach any more, while its ranks are held up.
+"""Find out which neighbours this member can no longer reach, while its ranks are held up.
 
 A member may be cut off from the others although the supervisor reaches all of them: the ranks then wait for
 each other, and no inspection of processes shows why. The sidecars of the neighbours listen on the addresses

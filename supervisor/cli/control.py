@@ -72,11 +72,11 @@ def inject(run: RunDir, command: commands.Inject) -> int:
     """Inject a fault into the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
     answer = send_request(run, "inject", body, repeat=False)
-    show_injected(run, run.path.name, command, answer)
+    show_caused(run, run.path.name, command, answer)
     return 0
 
 
-def show_injected(
+def show_caused(
     run: RunRecords, name: str, command: commands.Inject, answer: Mapping[str, object] | None = None
 ) -> None:
     """Print that a fault was injected. `answer` is the supervisor's response."""

@@ -59,7 +59,7 @@ class RequestedDrills:
         try:
             if not await self._claim(drill, resource, records):
                 return
-            result = await self._inject(drill)
+            result = await self._cause_fault(drill)
             await _write(records, drill, result)
         except Deposed:
             records.lead.depose()
@@ -81,8 +81,8 @@ class RequestedDrills:
             raise
         return True
 
-    async def _inject(self, drill: RequestedDrill) -> str:
-        """Inject the fault; return `DRILL_DONE`, or why it was not injected."""
+    async def _cause_fault(self, drill: RequestedDrill) -> str:
+        """Cause the fault; return `DRILL_DONE`, or why it was not caused."""
         job = self._job()
         assert job is not None  # the records exist, so the job does
         if drill.what not in DRILLS:
@@ -90,7 +90,7 @@ class RequestedDrills:
         if drill.what == "supervisor":
             return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
         try:
-            pending = job.inject(drill.what, drill.rank)
+            pending = job.cause_fault(drill.what, drill.rank)
         except ValueError as error:
             return str(error)
         if drill.what == "member":

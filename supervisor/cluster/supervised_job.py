@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -25,26 +25,26 @@ from holdfast.process import event_loop, logs
 from holdfast.protocol.member_messages import MemberOrder
 from supervisor.cluster import succession
 from supervisor.cluster.adoption.job_membership import JobKey
-from supervisor.cluster.departures.announced import AnnouncedDepartures
-from supervisor.cluster.hardware import repeats
-from supervisor.cluster.hardware.repeats import HardwareHistory
+from supervisor.cluster.departures.evictions import JobEvictions
+from supervisor.cluster.departures.job_departures import JobDepartures
+from supervisor.cluster.hardware.evidence import HardwareEvidence
 from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
-from supervisor.cluster.pod_groups import NOT_SUPERVISED, SIZE_KEPT
+from supervisor.cluster.job_takeover import JobTakeover
+from supervisor.cluster.pod_groups import SIZE_KEPT
 from supervisor.cluster.pod_server import PodServer, job_secret
-from supervisor.cluster.pods import PodBackend, PodGroup, PodMember, held_policy
+from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
 from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
-from supervisor.cluster.supervision import contents, status_fields
+from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
+from supervisor.cluster.supervision.job_events import JobEvents
+from supervisor.cluster.supervision.requested_stop import RequestedStop, record_stop
 from supervisor.cluster.supervision.resource import (
-    OwnerGone,
-    SupervisionResource,
     Takeover,
-    ensure_resource,
     run_has_ended,
 )
 from supervisor.cluster.supervision.status_events import StatusEvents
@@ -54,35 +54,23 @@ from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.routine_reports import is_calm
-from supervisor.decision import orders, unreachable_members
+from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
-from supervisor.kubernetes.errors import ApiError
-from supervisor.kubernetes.events import EventRecorder, ObjectReference
-from supervisor.kubernetes.leadership import sent_within
+from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.observability.status_memory import StatusMemory
+from supervisor.observability.recent_status import RecentStatus
 from supervisor.quarantine.model import RunFault
 from supervisor.store.leadership import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # replaces `RETRY_S` after a request has failed for a long time
-REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
-COLLECT_S = 60.0  # replaces `REFUSED_S` while a deleted owner's resource still has the name
 BUSY_S = 1.0  # the longest time between two rounds of a job
-# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or news ends it early.
+# Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or a non-routine report ends
+# it early.
 CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
-# How long the mirror may still show a removed request to stop. A request that it shows later is a new one.
-REMOVAL_S = 60.0
-MAX_MEMBERS_KNOWN = 50_000  # members whose node is remembered; a job has at most 32,768 at a time
-_NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
-_CUT_OFF = (
-    "no pod is evicted: most jobs in this namespace or in most namespaces have lost the connections of most"
-    " of their members to this supervisor, so its network may be at fault"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,29 +115,34 @@ class SupervisedJob:
             self._report_refusal,
             context.may_order,
         )
+        self._events = JobEvents(context.events, group.key)
+        self._takeover = JobTakeover(context.server, context.epoch, context.term_left_s, self._events)
+        self._evictions = JobEvictions(
+            lambda pod: context.evict(group.key.namespace, pod),
+            lambda: self._server.has_heard,
+            lambda: context.is_cut_off(group.key.namespace),
+            self._events,
+        )
         self.backend = PodBackend(
-            self._evict,
+            self._evictions.evict,
             self._dismiss,
             self._stop_requested,
             time.monotonic,
             responds=self._server.responds,
-            blocked=self._why_blocked,
-            report_blocked=self._report_blocked,
+            blocked=self._evictions.why_blocked,
+            report_blocked=self._evictions.report_blocked,
             ends_with_its_pods=not group.key.uid,
         )
         self.job: Job | None = None
         self._context = context
-        self._resource: SupervisionResource | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: frozenset[str] = frozenset()  # the members of the run that has ended
         self._earlier: frozenset[str] = frozenset()  # the pods that had ended when the run began
-        self._spec: Mapping[str, Any] = {}
+        self._stop = RequestedStop()
         self._records: SupervisionRecords | None = None  # of the current run
         self._summary: JobSummary | None = None  # of the current run
         self._status_events = StatusEvents()
         self._seen_uid: object = None  # the resource's uid, as last seen
-        self._problem = ""  # the last problem that was recorded as an event
-        self._blocked = ""  # why no pod may be evicted, as last reported
         self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended, or a standby to delete
         self._standbys = StandbyKeeper(
@@ -157,17 +150,13 @@ class SupervisedJob:
             group.key.namespace,
             self._standby_needs,
             context.term_left_s,
-            lambda reason, message, bad: self._event(reason, message, bad=bad),
+            lambda reason, message, bad: self._events.record(reason, message, bad=bad),
             context.room or ClusterRoom(context.server),
             self._withdraw_standby,
         )
-        self._departures = AnnouncedDepartures()
-        self._hardware = HardwareHistory()  # of the current run
-        self._nodes_of: dict[str, str] = {}  # by member, also of members that are gone
-        self._nodes: Mapping[ObjectName, KubernetesObject] = {}
-        self._heeded: frozenset[str] = frozenset()  # nodes whose agent's verdict moves members
+        self._departures = JobDepartures(self.backend, self._evictions, self._events, self._wake)
+        self._evidence = HardwareEvidence(f"{group.key.namespace}/{group.key.name}", context.note_run_fault)
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
-        self._stop_removed_s: float | None = None  # when the request to stop an earlier run was removed
 
     # -- called by the registry
 
@@ -189,9 +178,7 @@ class SupervisedJob:
         if self.backend.update(pods):
             self._wake()
         pods = self.backend.pods.values()
-        self._nodes_of.update((pod.member, pod.node) for pod in pods if pod.node)
-        if len(self._nodes_of) > MAX_MEMBERS_KNOWN:
-            self._nodes_of = {pod.member: pod.node for pod in pods}
+        self._evidence.locate({pod.member: pod.node for pod in pods})
         if all(pod.has_ended and not self._is_to_be_deleted(pod) for pod in pods):
             self._has_work.clear()
         else:
@@ -213,40 +200,15 @@ class SupervisedJob:
         Node objects that are known now. `heeded` contains the names of the nodes whose agent's verdict moves
         members.
         """
-        if nodes is not None:
-            self._nodes = nodes
-        if heeded is not None:
-            self._heeded = heeded
-        now_s = time.monotonic()
-        memory = self.job.memory if self.job is not None else None
-        is_settled = memory is not None and memory.phase == "running" and memory.settled
-        if memory is not None and is_settled and (away := unreachable_members.were_cut_off(memory)):
-            self._departures.leave_as_members(self._pods, away, "its peers did not reach it")
-        seats = memory.seats if memory is not None else {}
-        found = self._departures.observe(self._pods, self._nodes, now_s, self._heeded, seats)
-        known = self.backend.announced
-        if self.backend.announce(found):
-            self._wake()
-            for name, each in self.backend.departures.items():
-                is_idle = each.may_stay and name not in seats
-                if not is_idle and (name not in known or known[name].why != each.why):
-                    log.info("member is about to end", extra={"member": name, "why": each.why})
-                    self._event("MemberLeaves", f"member {name} is about to end: {each.why}")
-        has_settled = memory is not None and memory.phase == "running" and memory.settled
-        if memory is None or not found or not (has_settled or memory.phase == "forming"):
-            return
-        idle = [pod for pod in self._pods if pod.is_running and pod.member not in memory.seats]
-        if any(pod.member in found for pod in idle) and not self._why_blocked():
-            for pod in self._departures.take_due_evictions(idle, found, now_s):
-                log.info("evicting a pod that has left its ranks", extra={"pod": pod.name})
-                self._evict(pod)
+        self._departures.update_nodes(nodes, heeded)
+        self._departures.observe(self.job.memory if self.job is not None else None)
 
     def leave(self, node: str, why: str) -> None:
         """Move the members that are now on a node to standbys, and then evict their pods. Idempotent.
 
         Without a standby, a member stays and keeps its ranks until one is ready. `why` is a clause.
         """
-        self._departures.leave(self._pods, node, why)
+        self._departures.leave(node, why)
         self.note_departures()
 
     def members_on(self, node: str) -> int:
@@ -262,31 +224,23 @@ class SupervisedJob:
 
         A resource that this job has just taken over does not count, even if the registry has not seen it yet.
         """
-        taken = self._resource.uid if self._resource is not None else None
+        resource = self._takeover.resource
+        taken = resource.uid if resource is not None else None
         return self._seen_uid is not None and uid not in (self._seen_uid, taken)
 
     def update_spec(self, spec: object, uid: object = None) -> None:
         """Carry out users' requests in the spec of the resource with this uid."""
         self.was_seen = True
         self._seen_uid = uid
-        self._spec = spec if isinstance(spec, Mapping) else {}
-        if self._stop_removed_s is not None:
-            is_shown_late = time.monotonic() < self._stop_removed_s + REMOVAL_S
-            if not (self._spec.get("stop") and is_shown_late):
-                self._stop_removed_s = None
-        stop = self._stop_in_spec
+        wanted: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
+        self._stop.update(wanted)
+        stop = self._stop.current
         if stop and self.backend.user_stop != stop:
             self.backend.user_stop = stop
             self._wake()
         elif not stop and self.is_at_rest:  # the user has removed the request, so the next pods may train
             self.backend.user_stop = ""
-        self._drill(self._spec.get("drill"))
-
-    @property
-    def _stop_in_spec(self) -> StopRequest:
-        """The request to stop in the resource, which is in force until a user removes it; "" for none."""
-        stop = self._spec.get("stop") if self._stop_removed_s is None else None
-        return "now" if stop == "now" else "graceful" if stop == "graceful" else ""
+        self._drill(wanted.get("drill"))
 
     @property
     def is_unneeded(self) -> bool:
@@ -367,7 +321,7 @@ class SupervisedJob:
                         self.is_at_rest = True  # nothing is left to do, and nothing to write
                         await self._has_work.wait()
                         self.is_at_rest = False
-                    found = await self._take_over()
+                    found = await self._takeover.take_over(self.group)
                     state = found.state
                     if state is not None and succession.is_new_run(state.memory, self.key, self._pods):
                         await self._forget_stop(found.epoch)
@@ -375,12 +329,12 @@ class SupervisedJob:
                     # Decide this before the first round, which would make the new pods members of the old
                     # run.
                     fresh = fresh or state is None or self._is_of_another_size(state.memory)
-                    policy = await self._policy(found, fresh)
+                    policy = await self._takeover.policy(self.group, found, fresh)
                 except Deposed as error:  # taking over again would depose the successor
                     await self._yield_to(error)
                     return
                 except Exception as error:
-                    await asyncio.sleep(self._pause_s(error, time.monotonic() - since_s))
+                    await asyncio.sleep(self._takeover.pause_s(error, time.monotonic() - since_s))
                     continue
                 try:
                     is_over = await self._run(found, policy, fresh)
@@ -401,57 +355,6 @@ class SupervisedJob:
         log.warning("another supervisor leads this job", extra={"why": str(successor)})
         await asyncio.sleep(RETRY_S)
 
-    def _pause_s(self, error: Exception, failed_s: float) -> float:
-        """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
-
-        A lasting refusal is recorded as an event, once for each reason. If the owner of the resource is gone,
-        this waits longer before it records one, because the resource is usually deleted soon.
-        """
-        if not isinstance(error, (ApiError, OSError)):
-            log.error("job not taken over", exc_info=error)
-            return RETRY_S
-        log.warning("job not taken over", extra={"error": str(error)})
-        if isinstance(error, OSError) and not isinstance(error, OwnerGone):
-            return RETRY_S
-        least_s = COLLECT_S if isinstance(error, OwnerGone) else REFUSED_S
-        if failed_s >= least_s and self._problem != str(error):
-            self._problem = str(error)
-            self._record_refusal(f"the Supervision of this job cannot be created or changed: {error}")
-        return min(max(RETRY_S, failed_s / 4), MAX_RETRY_S)
-
-    def _record_refusal(self, why: str) -> None:
-        """Record an event about the job's owner, because the job's resource may not exist."""
-        key = self.key
-        if not key.uid:
-            self._event(NOT_SUPERVISED, why, bad=True)
-            return
-        owner = ObjectReference(key.api_version, key.kind, key.namespace, key.owner_name, key.uid)
-        self._context.events.record(owner, NOT_SUPERVISED, why, "Warning")
-
-    async def _take_over(self) -> Takeover:
-        """Take over the job during the term, and never after it, because this would depose a successor."""
-        return await sent_within(self._context.term_left_s, self._take_over_now())
-
-    async def _take_over_now(self) -> Takeover:
-        group = self.group
-        self._resource = await ensure_resource(self._context.server, group.key, group.size, group.settings)
-        return await self._resource.take_over(self._context.epoch)
-
-    async def _policy(self, found: Takeover, fresh: bool) -> Policy:
-        """Return the policy of the run being taken over or, if `fresh`, of the new one.
-
-        A run keeps its size and settings until it ends, because its ranks were started with them.
-        """
-        group = self.group
-        if fresh or found.state is None:
-            assert self._resource is not None  # because the job is taken over
-            await self._resource.describe(found.epoch, found.spec, group.size, group.settings)
-            return group.policy
-        settings, size = contents.settings_of(found.spec), RunSize.of(found.state.memory)
-        if settings == group.settings:
-            return replace(group.policy, members=size.members, nproc=size.nproc)
-        return held_policy(settings, *size)
-
     @property
     def _pods(self) -> Collection[PodMember]:
         return self.backend.pods.values()
@@ -463,7 +366,7 @@ class SupervisedJob:
         return pod.member not in self.job.memory.placement
 
     def _standby_needs(self) -> StandbyNeeds | None:
-        job, resource = self.job, self._resource
+        job, resource = self.job, self._takeover.resource
         if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
         leaving = self.backend.departures.keys()
@@ -478,33 +381,32 @@ class SupervisedJob:
 
     async def _forget_stop(self, epoch: int) -> None:
         """Remove a request to stop that was for an earlier run. Raises `Deposed`."""
-        assert self._resource is not None  # because the job was taken over
-        await self._resource.request_stop(epoch, None)
-        self._stop_removed_s, self.backend.user_stop = time.monotonic(), ""
+        assert self._takeover.resource is not None  # because the job was taken over
+        await self._stop.remove(self._takeover.resource, epoch)
+        self.backend.user_stop = ""
 
     async def _run(self, found: Takeover, policy: Policy, fresh: bool) -> bool:
         """Supervise one run to its end. Raises `Deposed`.
 
         Returns False if the run did not end, but is replaced by a run of another size (`_await_new_size`).
         """
-        assert self._resource is not None
+        assert self._takeover.resource is not None
         records = SupervisionRecords(
-            self._resource,
+            self._takeover.resource,
             found,
             lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
             self._context.may_order,
         )
         self._records = records
-        self._hardware = HardwareHistory(() if fresh else found.recent)
-        self._report_hardware()  # the earlier supervisor may have ended before the Node had the evidence
+        history = self._evidence.begin_run(() if fresh else found.recent)
         self._standbys.restore(found.standbys)
         publisher = StatusPublisher(
-            StatusMemory(
+            RecentStatus(
                 _name(self.key),
                 status_fields.MAX_RECENT,
                 found.view,
                 found.recent,
-                self._hardware.with_hardware,
+                history.with_hardware,
             ),
             self._context.lag,
             policy,
@@ -514,7 +416,7 @@ class SupervisedJob:
         )
         self.backend.ended = None
         if not self.was_seen:  # if it was seen, the mirror is newer
-            self._spec = found.spec
+            self._stop.begin(found.spec)
         job = self.job = Job(
             policy,
             publisher,
@@ -533,7 +435,7 @@ class SupervisedJob:
             return True
         if fresh:
             await summary.announce()
-        self._event("Supervised", f"supervised with {_size(policy)}")
+        self._events.record("Supervised", f"supervised with {_size(policy)}")
         self._stated = None
         self._compare_sizes()
         await event_loop.until_one_ends(
@@ -558,7 +460,7 @@ class SupervisedJob:
         size = _size(job.policy)
         if stated != size and stated != self._stated:
             why = f"the job now has {stated}, but the current run keeps {size} until it ends"
-            self._event(SIZE_KEPT, why, bad=True)
+            self._events.record(SIZE_KEPT, why, bad=True)
         self._stated = stated
 
     async def _await_new_size(self, job: Job) -> None:
@@ -604,7 +506,9 @@ class SupervisedJob:
         """
         ended = self.backend.ended
         if ended is not None:
-            self._event("Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0)
+            self._events.record(
+                "Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0
+            )
         memory = job.memory
         self._over = frozenset({*memory.placement, *memory.bystanders, *memory.lost, *job.existed})
         for member in self._over:
@@ -628,7 +532,7 @@ class SupervisedJob:
             if not new:
                 continue
             standbys = {pod.member for pod in self._pods if pod.is_standby}
-            is_next_attempt = job.memory.exit_code and not self._stop_in_spec and not new <= standbys
+            is_next_attempt = job.memory.exit_code and not self._stop.current and not new <= standbys
             if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
                 self.is_at_rest = False
                 self._earlier = frozenset(pod.uid for pod in self._pods if pod.has_ended)
@@ -641,91 +545,35 @@ class SupervisedJob:
     def _note_published(self) -> None:
         assert self.job is not None
         assert self._summary is not None  # because the run has published a status
-        self._note_hardware(self.job.memory)
+        self._evidence.observe(self.job.memory, ((pod.address, pod.node) for pod in self._pods))
         for reason, message in self._status_events.observe(self.job.publisher.published):
-            self._event(reason, message, bad=True)
+            self._events.record(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
 
-    def _note_hardware(self, memory: JobState) -> None:
-        """Report the open incident to the quarantine if it is evidence against a node."""
-        incident = memory.incident
-        if incident is None:
-            return
-        nodes = {pod.address: pod.node for pod in self._pods if pod.address}
-        found = repeats.of_incident(
-            incident,
-            memory.world_size,
-            lambda member: self._nodes_of.get(member, ""),
-            lambda address: nodes.get(address, ""),
-        )
-        if found is not None and self._hardware.note(found):
-            self._report_hardware()
-
-    def _report_hardware(self) -> None:
-        for each in self._hardware.counted:
-            fault = each.fault(f"{self.key.namespace}/{self.key.name}")
-            self._context.note_run_fault(each.node, fault)
-
-    # -- events
-
-    def _event(self, reason: str, message: str, *, bad: bool = False) -> None:
-        key = self.key
-        resource = self._resource
-        name = resource.name if resource is not None else key.name
-        reference = ObjectReference(contents.SUPERVISIONS.api_version, contents.KIND, key.namespace, name, "")
-        self._context.events.record(reference, reason, message, "Warning" if bad else "Normal")
-
     def _report_refusal(self, why: str) -> None:
-        self._event("ReportRefused", f"a member's connection was ended: {why}", bad=True)
+        self._events.record("ReportRefused", f"a member's connection was ended: {why}", bad=True)
 
     # -- requests
 
     def _drill(self, wanted: object) -> None:
         """Begin a drill that a user has requested in the resource, once for each number."""
-        if self._records is None or self._resource is None:
+        resource = self._takeover.resource
+        if self._records is None or resource is None:
             return  # the job is not taken over yet, and the registry calls this again soon
         drill = self._drills.begin(wanted)
         if drill is not None:
-            self._spawn(self._drills.carry_out(drill, self._resource, self._records), "drill")
+            self._spawn(self._drills.carry_out(drill, resource, self._records), "drill")
 
     def _evict_member(self, member: str) -> None:
         for pod in self.backend.pods.values():
             if pod.member == member:
-                self._evict(pod)
+                self._evictions.evict(pod)
 
     def _stop_requested(self, how: StopRequest) -> None:
-        if self._resource is not None and self._records is not None:
-            self._spawn(self._record_stop(self._resource, self._records, how), "stop")
-
-    async def _record_stop(
-        self, resource: SupervisionResource, records: SupervisionRecords, how: StopRequest
-    ) -> None:
-        try:
-            await resource.request_stop(records.lead.epoch, "now" if how == "now" else "graceful")
-        except Deposed:
-            records.lead.depose()
-        except (ApiError, OSError) as error:
-            log.warning("request to stop not recorded", extra={"error": str(error)})
-
-    def _evict(self, pod: PodMember) -> None:
-        self._context.evict(self.key.namespace, pod)
-
-    def _why_blocked(self) -> str:
-        """Return why no pod may be evicted at present; "" if pods may be evicted.
-
-        This supervisor, rather than a member, may be cut off from the network.
-        """
-        if not self._server.has_heard:
-            return _NOT_REACHED
-        return _CUT_OFF if self._context.is_cut_off(self.key.namespace) else ""
-
-    def _report_blocked(self, why: str) -> None:
-        """Report why an eviction is blocked, once for each reason."""
-        if why and why != self._blocked:
-            log.warning("evictions blocked", extra={"why": why})
-            self._event("EvictionBlocked", why, bad=True)
-        self._blocked = why
+        resource = self._takeover.resource
+        if resource is not None and self._records is not None:
+            self._spawn(record_stop(resource, self._records, how), "stop")
 
     def _dismiss(self, member: str) -> None:
         if self.job is not None:

@@ -32,7 +32,7 @@ def application(
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/incidents", api.incidents)
     app.router.add_post("/v1/stop", api.stop)
-    app.router.add_post("/v1/inject", api.inject)
+    app.router.add_post("/v1/inject", api.cause_fault)
     app.router.add_get(MEMBER_PATH, connections.serve)
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.healthz)
@@ -76,7 +76,7 @@ class _Api:
         self._job.stop(bool((await _body(request)).get("now")))
         return web.json_response({"asked": True}, status=202)
 
-    async def inject(self, request: web.Request) -> web.Response:
+    async def cause_fault(self, request: web.Request) -> web.Response:
         wanted = await _body(request)
         if not self._drills:
             raise web.HTTPForbidden(text="drills are disabled: the run was started with --no-drills")
@@ -85,7 +85,7 @@ class _Api:
             known = ", ".join(DRILLS)
             raise web.HTTPBadRequest(text=f"`what` must be one of {known}; `rank` must be an integer")
         try:
-            requested = self._job.inject(str(what), rank)
+            requested = self._job.cause_fault(str(what), rank)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
         refusal = "" if requested is None else await self._job.drills.refusal(requested)

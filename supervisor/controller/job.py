@@ -439,7 +439,7 @@ class Job:
         self.backend.record_stop(self._stop_request)
         self.wake.set()
 
-    def inject(self, what: str, rank: int) -> PendingDrill | None:
+    def cause_fault(self, what: str, rank: int) -> PendingDrill | None:
         """Cause the fault `what` on `rank` or its member.
 
         Returns the drill that the member's sidecar still has to carry out; None if the fault has already

@@ -344,7 +344,7 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
 
 
 def _another(view: View) -> Save | None:
-    """Return the action that tells another holder of the state to save it; None if there is no other holder.
+    """Return the action that orders another holder of the state to save it; None if there is no other holder.
 
     After a request to stop, an older state is enough if no newer one is left, because the next run repeats
     the steps. A finished run needs the state of its last step.

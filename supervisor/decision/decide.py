@@ -416,7 +416,7 @@ def save_without_fault(case: _Case) -> Save | Wait | End | None:
 
 
 def restart_unexplained(case: _Case) -> Secure | None:
-    """Restart a group that was stopped because of a fault that no report mentions any more."""
+    """Restart a group that was stopped because of a fault that reports no longer mention."""
     if case.faults:
         return None
     fault = unknown_generation.unexplained(case.view)

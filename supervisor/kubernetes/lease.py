@@ -153,9 +153,9 @@ class LeaseLock:
         """
         async with self._turn:
             try:
-                return await self._hold(self._mine or await self._look())
+                return await self._hold(self._mine or await self._read())
             except (Conflict, AlreadyThere, NotFound):
-                return await self._hold(await self._look())
+                return await self._hold(await self._read())
 
     async def raise_above(self, known: int) -> int:
         """Renew the lease with an epoch above `known`, and return it. Raises the exceptions of `try_hold`.
@@ -174,7 +174,7 @@ class LeaseLock:
         """
         async with self._turn:
             for _ in range(2):
-                lease = self._mine or (await self._look() if self._may_hold else None)
+                lease = self._mine or (await self._read() if self._may_hold else None)
                 self._mine = None
                 if lease is None or lease["spec"].get("holderIdentity") != self._holder:
                     return
@@ -185,18 +185,20 @@ class LeaseLock:
                 self._may_hold, self._leader, self._last_holder = False, "", ""
                 return
 
-    async def _look(self) -> KubernetesObject | None:
+    async def _read(self) -> KubernetesObject | None:
         try:
             lease = await self._server.get(LEASES, self._name, self._namespace)
         except NotFound:
-            self._note_look(())
+            self._note_content(())
             return None
         spec = lease.get("spec") or {}
-        self._note_look(tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions")))
+        self._note_content(
+            tuple(spec.get(each) for each in ("holderIdentity", "renewTime", "leaseTransitions"))
+        )
         self._note_spec(spec)
         return _with_spec(lease, spec)
 
-    def _note_look(self, seen: tuple[object, ...]) -> None:
+    def _note_content(self, seen: tuple[object, ...]) -> None:
         """Record what the lease contains now; () if it does not exist."""
         now_s = self.clock()
         if seen != self._seen or now_s - self._read_s > self.terms.deadline_s:

@@ -47,7 +47,7 @@ MIN_PLAN_INTERVAL_S = 0.05
 PAUSE_FACTOR, MAX_PAUSE_S = 50, 1.0
 MAX_PLAN_INTERVAL_S = 10.0  # a node that falls silent triggers no event, so plan at least this often
 DRAINING_S = 1.0  # between two plans while a node is being drained
-OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two looks at other people's pods on a node that is out
+OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two listings of foreign pods on a node that is out
 DEFECT_S = 5.0
 MAX_WRITES = 100  # between two pauses
 NOT_FOUND_PAUSE_S = 2.0  # before the next request about an object that does not exist
@@ -229,7 +229,7 @@ class QuarantineController:
         self._announce(found)
         await self._correct_conditions()
         await self._drain(found)
-        await self._look_at_others()
+        await self._update_others()
         return min(MAX_PAUSE_S, max(MIN_PLAN_INTERVAL_S, PAUSE_FACTOR * spent_s)), self._due_s(found)
 
     def _plan(self) -> NodePlan:
@@ -392,10 +392,10 @@ class QuarantineController:
     async def _evict_others(self, node: KnownNode) -> None:
         others, due_s = self._others.get(node.name, ((), 0.0))
         if asyncio.get_running_loop().time() >= due_s:
-            looked = await self._look(node.name, OTHERS_DRAINING_S)
-            if looked is None:
+            listed = await self._list_others(node.name, OTHERS_DRAINING_S)
+            if listed is None:
                 return
-            others = looked
+            others = listed
         if not others:
             self._end_drain(node)
             return
@@ -420,8 +420,8 @@ class QuarantineController:
                 self._announcer.about(node, "DrainBlocked", why, "Warning")
         self._pause(pod.uid, drain.retry_s(failures), failures)
 
-    async def _look_at_others(self) -> None:
-        """Look for other people's pods on the nodes that are out, if they may be evicted for a remedy."""
+    async def _update_others(self) -> None:
+        """List other people's pods on the nodes that are out, if they may be evicted for a remedy."""
         now_s = asyncio.get_running_loop().time()
         for name in list(self._runs):
             self._forget_runs(name)
@@ -434,9 +434,9 @@ class QuarantineController:
             if held is None or held.effect != NO_NEW_WORK:
                 self._others.pop(node.name, None)
             elif now_s >= self._others.get(node.name, ((), 0.0))[1]:
-                await self._look(node.name, OTHERS_S)
+                await self._list_others(node.name, OTHERS_S)
 
-    async def _look(self, name: str, again_s: float) -> Sequence[OtherPod] | None:
+    async def _list_others(self, name: str, again_s: float) -> Sequence[OtherPod] | None:
         """Return the pods on a node that may be evicted; None if they cannot be listed now."""
         now_s = asyncio.get_running_loop().time()
         try:

@@ -136,7 +136,7 @@ def _of_operator(node: KnownNode, view: NodeView, now_s: float) -> NodeWrite | N
         after = transition.quarantined_by_operator(view, request.why, now_s, drain=request.drain)
         return NodeWrite(node.name, OPERATOR_TOOK, why, after, replace(note, why=why))
     if view.refused and not view.quarantine:
-        return None  # nobody knows what the record says
+        return None  # the content of the record is unknown
     if view.quarantine is not None and not node.is_tainted:
         return _released(node, view, _BY_HAND, replace(note, why=_BY_HAND), now_s)
     if view.quarantine is None and node.is_tainted:

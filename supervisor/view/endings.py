@@ -52,7 +52,7 @@ def is_victim(ending: Ending) -> bool:
 def signature(ending: Ending) -> str:
     """Return text that is the same whenever this failure recurs. It contains no PIDs, times or addresses."""
     if ending.signal is not None:
-        return OUT_OF_MEMORY if is_out_of_memory(ending.message) else f"signal {ending.signal}"
+        return OUT_OF_MEMORY if is_out_of_memory(ending) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:
         return f"{SYSTEM_EXIT} {ending.code}"
     kind = ending.fail or "exit"
@@ -69,7 +69,7 @@ def describe(ending: Ending) -> str:
     """Describe how a process ended, for example "raised ValueError: no" or "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
-        why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending.message) else ""
+        why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending) else ""
         differs = mismatch(ending.message) if ending.signal == SIGABRT else ""
         why = why or (f": {differs}" if differs else "")
         return f"was killed by {named}{why}"
@@ -105,13 +105,12 @@ def _exception_line(message: str) -> str:
     return text[raised.start() :].partition("\n")[0] if raised is not None else ""
 
 
-def is_out_of_memory(message: str) -> bool:
-    """True if the process ran out of memory.
+def is_out_of_memory(ending: Ending) -> bool:
+    """True if the kernel killed the process for lack of memory.
 
-    The launcher reads the kernel's counters. If they show that memory ran out, the launcher puts a line about
-    this before the message.
+    The journals and launchers of earlier versions report this only at the beginning of the message.
     """
-    return message.startswith(f"{OUT_OF_MEMORY}: ")
+    return ending.out_of_memory or ending.message.startswith(f"{OUT_OF_MEMORY}: ")
 
 
 def _last_traceback(message: str) -> str:

@@ -46,7 +46,7 @@ class FaultyCluster:
         patience_s: float,
         note: Callable[[MeasuredFault], None],
     ) -> None:
-        """`note` is called with each fault after the job is whole again, or when it does not become whole."""
+        """`note` is called with each fault after the job has recovered completely, or when it does not."""
         self._cluster, self._commands, self._patience_s = cluster, commands, patience_s
         self._note = note
         self._hits: Counter[str] = Counter()  # how often each node was disturbed
@@ -192,9 +192,10 @@ class FaultyCluster:
         return found
 
     def _settle(self, job: DisturbedJob, before: JobBefore, fault: MeasuredFault, began_s: float) -> None:
-        """Wait until the job is whole again, and note the fault with its cost until then.
+        """Wait until the job has recovered completely, and note the fault with its cost until then.
 
-        If the job does not become whole, this notes the fault with what is known, and raises AssertionError.
+        If the job does not recover completely, this notes the fault with what is known, and raises
+        AssertionError.
         """
         try:
             after = job.ready()

@@ -9,7 +9,7 @@ the previous one, and the evaluator would merely fold it into that reading, so t
 test compares the result with the result of an agent that gets all readings.
 
 An equal reading matters in two other cases. After a reset or an operator's command, it shows that the state
-has outlived it, so all readings of the entity are repeated. And the evaluator forgets what it has not seen
+is still the same, so all readings of the entity are repeated. And the evaluator forgets what it has not seen
 for `FORGET_S`, such as which disks are the node's own, so each reading is repeated once per `RENEW_S`.
 """
 
@@ -277,7 +277,7 @@ class NodeAgent:
         self._plan(place, now_s)
 
     def _repeat_all(self, entity: str, now_s: float) -> None:
-        """Note that an entity's state may have outlived something that ends findings, so it is read again."""
+        """Read an entity again, because its state may be unchanged by something that ends findings."""
         for place in [each for each in self.machine.readings() if each[0] == entity]:
             self._spans.setdefault(place, []).append(span_to_reach(self.policy.rules[place[1]], now_s))
             self._plan(place, now_s)

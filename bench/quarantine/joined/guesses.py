@@ -1,4 +1,4 @@
-"""The joined year's figures that nobody has published. The sweep halves and doubles each of them. Pure."""
+"""The joined year's figures without a published source. The sweep halves and doubles each of them. Pure."""
 
 from __future__ import annotations
 

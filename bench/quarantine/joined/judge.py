@@ -52,7 +52,9 @@ def judge(year: Year) -> list[Verdict]:
     still = [node.name for node in year.nodes if node.standing.quarantine is not None]
     return [
         Verdict(
-            "every bad node out within its limit", f"{len(prompt) - len(late)} of {len(prompt)}", not late
+            "every bad node is out of service within its limit",
+            f"{len(prompt) - len(late)} of {len(prompt)}",
+            not late,
         ),
         Verdict(
             f"every reported fault out, over, or an alert within {bound_s / HOUR_S:.1f} h",
@@ -95,7 +97,7 @@ def facts(year: Year) -> dict[str, float]:
     count = tally.counts.get
     healthy_h = len(year.nodes) * year.days * 24.0
     return {
-        "nodes with a whole agent": len(year.nodes),
+        "nodes with a complete agent": len(year.nodes),
         "observations given to their evaluators": sum(node.daemon.observations for node in year.nodes),
         "faults that an agent reported as unhealthy": len(tally.cases),
         "  of which the same fault recurred on the same part": truth.repeats,

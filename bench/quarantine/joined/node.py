@@ -44,7 +44,7 @@ class JoinedNode(Node):
     # -- the agent
 
     def look(self, now_s: float) -> None:
-        """Let the agent take and judge readings, and call `moved` if its findings have changed."""
+        """Let the agent take and evaluate readings, and call `moved` if its findings have changed."""
         self.daemon.look(now_s)
         self._compare(now_s)
 
@@ -112,7 +112,7 @@ class JoinedNode(Node):
         return not (marked or self.levels or silent or now_s - self.calmed_at_s < FRESH_S)
 
     def has_news_since(self, at_s: float) -> bool:
-        """Return True if a finding has had a new sign since then, or has outlived a boot since then."""
+        """Return True if a finding has had a new sign since then, or has survived a reboot since then."""
         found = self.daemon.findings()
         signs = [each.since_s if each.code is None else each.last_s for each in found]
         outlives = self.boot_seen_s > at_s and any(each.lasting or each.code is None for each in found)

@@ -1,4 +1,4 @@
-"""The operators and their tools in the joined year: remedies that are right, wrong, late or unseen."""
+"""The operators and their tools in the joined year: remedies that are right, wrong, late or unnoticed."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class Repairs:
 
     def _come_again(self, node: JoinedNode, fault: NodeFault) -> None:
         if self.pool.now_s >= self.events.until_s:
-            return  # no fault begins after that time, or a lemon might never be repaired for good
+            return  # no fault begins after that time, or a lemon might never be repaired permanently
         if node.is_down or (fault.device and all(gpu.uuid != fault.device for gpu in node.machine.gpus)):
             return
         self.events.again(node, fault)

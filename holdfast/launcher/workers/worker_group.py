@@ -230,7 +230,7 @@ class WorkerGroup:
             except (rank_channel.Closed, OSError):
                 continue
 
-    def look_for_stops(self, now_s: float) -> None:
+    def detect_stops(self, now_s: float) -> None:
         """Determine which ranks a signal has stopped. This reads one small file in /proc for each rank."""
         pids = {process.pid: worker for worker, process in live_workers(self.workers)}
         stopped = self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s)

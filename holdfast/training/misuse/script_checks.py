@@ -54,7 +54,7 @@ class ScriptChecks:
         """Watch whether the next step adds to the gradients. Call this if no optimizer has stepped."""
         self._accumulated.watch()
 
-    def look_at_threads(self) -> None:
+    def check_threads(self) -> None:
         """Warn of threads of the script that are working while the script commits a step."""
         self._threads.check()
 

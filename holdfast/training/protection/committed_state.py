@@ -71,8 +71,8 @@ class CommittedState:
         if (since := self.footprint) is None:
             return True
         known = part.division is self._compared  # the tensors have already been compared with a footprint
-        look = self.footprints.sampled_change if known else self.footprints.first_change
-        if look(since) is not None:
+        find_change = self.footprints.sampled_change if known else self.footprints.first_change
+        if find_change(since) is not None:
             return False
         self._compared = part.division
         return True

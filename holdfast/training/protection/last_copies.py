@@ -28,11 +28,11 @@ _INSIDE = "inside the optimizer's writes"
 _WORTHLESS = "the state was found to be bad, so it is not copied"
 
 
-class UnjudgedNumbers(Protocol):
-    """Gives access to the last step's numbers, which may not have been judged yet; see `NumberCheck`."""
+class UncheckedNumbers(Protocol):
+    """Gives access to the last step's numbers, which may not have been checked yet; see `NumberCheck`."""
 
     def bad_before(self, step: int) -> StepNumbers | None: ...
-    def report_unjudged(self, numbers: StepNumbers) -> None: ...
+    def report_unchecked(self, numbers: StepNumbers) -> None: ...
 
 
 class LastCopies:
@@ -46,7 +46,7 @@ class LastCopies:
         committed: CommittedState,
         backup: PrivateBackup,
         snapshots: SnapshotSchedule,
-        numbers: UnjudgedNumbers,
+        numbers: UncheckedNumbers,
     ) -> None:
         self._rank, self._device, self._gate = rank, device, gate
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
@@ -107,7 +107,7 @@ class LastCopies:
         try:
             while (whole := self._gate.wait_for_whole_state(give_up_at - time.monotonic())) is not None:
                 if (bad := self._numbers.bad_before(whole.step)) is not None:
-                    self._numbers.report_unjudged(bad)
+                    self._numbers.report_unchecked(bad)
                     return self._refusal(whole.step, bad.spoilt())
                 try:
                     return self._copy(whole)

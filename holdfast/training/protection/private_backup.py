@@ -357,7 +357,7 @@ class SendTiming:
 class _KeptStates:
     """The states of another rank that this rank keeps.
 
-    `sure` tells whether that rank sent its state of `step` as final before its commit.
+    `sure` says whether that rank sent its state of `step` as final before its commit.
     """
 
     store: PrivateStore

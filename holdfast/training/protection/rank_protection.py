@@ -24,7 +24,7 @@ from holdfast.state.device import Device
 from holdfast.state.module_flags import ModuleFlags
 from holdfast.state.private_state import PrivateState
 from holdfast.training.protection.committed_state import CommittedState
-from holdfast.training.protection.last_copies import LastCopies, UnjudgedNumbers
+from holdfast.training.protection.last_copies import LastCopies, UncheckedNumbers
 from holdfast.training.protection.late_changes import LateChanges
 from holdfast.training.protection.private_backup import PrivateBackup
 from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
@@ -50,7 +50,7 @@ class Protection:
         gate: WriteGate,
         device: Device,
         directory: Path,
-        numbers: UnjudgedNumbers,
+        numbers: UncheckedNumbers,
     ) -> None:
         """Set up all parts. `directory` is the member's arena."""
         self._rank, self._objects, self._private, self._flags = rank, replicated, private, flags

@@ -114,7 +114,7 @@ class WriteGate:
         """Wait until the device has completed the step before the one that is being queued.
 
         This keeps the host at most one step ahead, which is enough to keep the device busy and limits what
-        the host must keep for queued steps (unjudged numbers, private state).
+        the host must keep for queued steps (unchecked numbers, private state).
         """
         with self._looking:
             before = [mark for each in self._queued if each.queued for mark in each.after]

@@ -37,7 +37,7 @@ def inject(job: NamedJob, command: commands.Inject) -> int:
     """Inject a fault into the job, and return the exit code. Raises `BadInput`."""
     _check_running(job, "inject")
     carry_out(job, command.kind, command.rank)
-    control.show_injected(job, str(job.path), command)
+    control.show_caused(job, str(job.path), command)
     return 0
 
 

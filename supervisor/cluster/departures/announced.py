@@ -100,7 +100,7 @@ class AnnouncedDepartures:
     def take_due_evictions(
         self, pods: Iterable[PodMember], departing: Mapping[str, Departure], now_s: float
     ) -> list[PodMember]:
-        """Return the pods that must leave now and that nobody else deletes. `pods` have no ranks.
+        """Return the pods that must leave now and that no other program deletes. `pods` have no ranks.
 
         These are pods that were asked to leave their node, and standbys, each of which is replaced by another
         standby. If a node's agent only reports a fault, a standby stays on the node, because its replacement

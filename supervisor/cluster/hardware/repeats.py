@@ -54,7 +54,7 @@ def of_incident(
 ) -> HardwareIncident | None:
     """Return what an incident says about hardware; None until its cause is known.
 
-    Also returns None if the incident says nothing about hardware, or accuses several nodes.
+    Also returns None if the incident says nothing about hardware, or points to several nodes.
 
     Args:
         node_of: Returns the node of a member; "" if it is unknown.

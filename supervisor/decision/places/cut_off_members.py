@@ -7,7 +7,7 @@ members counts only if each of them reports the other, and has done so for a whi
 pairs, and a standby is ready, the standby takes its place. If two are, because there is only one pair, one of
 them is replaced. If the other one and the standby do not reach each other either, that one is replaced next,
 whatever the number of earlier replacements. The pod of the replaced member is evicted when the
-group trains again. A report that the other member does not confirm moves nobody; after a while, the user is
+group trains again. A report that the other member does not confirm moves no ranks; after a while, the user is
 warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
 """
 
@@ -24,7 +24,7 @@ from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wa
 # reported, too, because sidecars probe once a second.
 CONFIRM_S = 6.0
 # The same, before the first step of a generation: ranks that load or compile need no network, so a short
-# failure of it holds up nobody.
+# failure of it delays no rank.
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off

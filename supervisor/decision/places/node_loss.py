@@ -49,7 +49,7 @@ def _places(view: View, placement: Sequence[str]) -> list[MemberPlace]:
     return [place_of(view.member(name), name) for name in placement]
 
 
-# -- who keeps whose private states
+# -- which member keeps which rank's private states
 
 
 def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def test_a_node_with_undecided_checks_is_not_called_healthy(tmp_path: Path, fake
     assert ("driver", "nvml") in {(each["entity"], each["check"]) for each in found["undecided"]}
     if found["level"] != "degraded":  # this machine may lack some resource
         assert (done.returncode, found["level"]) == (3, "unknown")
-    table = node(*words).stdout.partition("not judged within 0.5 s:\n")[2]
+    table = node(*words).stdout.partition("not evaluated within 0.5 s:\n")[2]
     assert re.search(r"^unknown    driver nvml +NVIDIA driver is library_missing", table, re.MULTILINE)
 
 
@@ -277,7 +277,7 @@ def test_a_check_that_fails_is_not_taken_for_a_verdict(
     done = node("check", "--state-dir", str(tmp_path), "--for", "0.2")
     assert done.returncode == 3
     assert "RuntimeError: a broken installation\n" in done.stderr
-    assert done.stderr.endswith("holdfast: the check failed, so the node was not judged\n")
+    assert done.stderr.endswith("holdfast: the check failed, so the node was not evaluated\n")
     assert node("history", "--state-dir", str(tmp_path)).returncode == 1, "a defect has a traceback"
 
 
@@ -295,7 +295,7 @@ def test_a_check_in_which_every_sensor_is_blind_is_not_healthy(tmp_path: Path) -
     blind = ["--sys", str(tmp_path), "--proc", str(tmp_path), "--kernel-log", "none"]
     words = ["check", "--for", "0.3", "--state-dir", str(tmp_path / "state"), *blind]
     done = node(*words)
-    assert (done.returncode, "not judged within 0.3 s:" in done.stdout) == (3, True), done.stdout
+    assert (done.returncode, "not evaluated within 0.3 s:" in done.stdout) == (3, True), done.stdout
     assert node(*words, "--allow-blind").returncode == 0
 
 

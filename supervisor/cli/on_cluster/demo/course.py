@@ -183,7 +183,7 @@ class _Performance:
     def _calm_step(self, step: int) -> int:
         """Wait until the job trains undisturbed at `step` or later, and return the current step."""
 
-        def look() -> int | None:
+        def poll() -> int | None:
             view = self._training.view()
             self._progress(view.get("step"), view.get("loss"))
             if view.get("phase") in ENDING_PHASES:
@@ -192,14 +192,14 @@ class _Performance:
                 )
             return int(view["step"]) if self._training.is_calm(step) else None
 
-        found = self._training.until(look, f"the job trains at step {step}", END_S)
+        found = self._training.until(poll, f"the job trains at step {step}", END_S)
         self.clear()
         return found
 
     def _end(self) -> None:
         """Wait until the job has ended, and print its incidents and its ledger."""
 
-        def look() -> bool | None:
+        def poll() -> bool | None:
             job = self._training.job()
             if job is None:
                 raise NotInTime("the Supervision of the job was deleted")
@@ -207,7 +207,7 @@ class _Performance:
             self._progress(view.get("step"), view.get("loss"))
             return True if view.get("phase") == "ended" and not job.check_in_use() else None
 
-        self._training.until(look, "the job ends", END_S)
+        self._training.until(poll, "the job ends", END_S)
         self.clear()
         job = self._training.job()
         assert job is not None  # it has just been seen to end
@@ -222,12 +222,12 @@ class _Performance:
     def _compare(self) -> bool:
         """Print the digests of both jobs. Return True if they are equal."""
 
-        def look() -> tuple[str, str] | None:
+        def poll() -> tuple[str, str] | None:
             found = self._training.digest(SUPERVISED), self._training.digest(TWIN)
             return found if all(found) else None
 
         self._live("waiting for the undisturbed job to end")
-        broken, calm = self._training.until(look, "both jobs print the digest of their state", END_S)
+        broken, calm = self._training.until(poll, "both jobs print the digest of their state", END_S)
         self.clear()
         width = max(len(SUPERVISED), len(TWIN))
         say(f"  {TWIN:{width}s}  undisturbed, torchrun  {calm[:40]}")

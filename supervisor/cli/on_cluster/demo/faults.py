@@ -128,12 +128,12 @@ class FaultMaker:
             lambda: training.view() if is_back() else None, f"the {fault.target} is back after: {fault.words}"
         )
 
-        def look() -> int | None:
+        def poll() -> int | None:
             view = training.view()
             is_new = view.get("updated") != stale.get("updated")
             return int(view["step"]) - before.step if is_new and training.is_calm(before.step + 1) else None
 
-        gained = self._until(look, f"the job is supervised after: {fault.words}")
+        gained = self._until(poll, f"the job is supervised after: {fault.words}")
         return self._judged(
             fault, before, f"{words}; {count(gained, 'step')} were trained in the meantime", None
         )
@@ -146,16 +146,16 @@ class FaultMaker:
         job = self._training.job()
         return job is not None and int(job.summary.get("epoch") or 0) > before.epoch
 
-    def _until(self, look: Callable[[], T | None], what: str) -> T:
+    def _until(self, poll: Callable[[], T | None], what: str) -> T:
         """Wait as `PodTraining.until` does, but raise `NotInTime` as soon as the job has ended."""
 
-        def look_or_refuse() -> T | None:
-            found = look()
+        def poll_or_refuse() -> T | None:
+            found = poll()
             if found is None and self._training.view().get("phase") == "ended":
                 raise NotInTime(f"the job ended while the demo waited for this: {what}")
             return found
 
-        return self._training.until(look_or_refuse, what, RECOVERED_S)
+        return self._training.until(poll_or_refuse, what, RECOVERED_S)
 
     def _judged(
         self, fault: ClusterFault, before: Observed, text: str, incident: dict[str, Any] | None

@@ -103,7 +103,7 @@ class PodTraining:
         Raises `BadInput` if the cluster cannot run the pods, or `NotInTime`.
         """
 
-        def look() -> bool | None:
+        def poll() -> bool | None:
             listed = self.pods_of(SUPERVISED) + self.pods_of(TWIN)
             lacking = pods.missing_image(listed) or pods.not_injected(self.pods_of(SUPERVISED))
             if lacking:
@@ -115,7 +115,7 @@ class PodTraining:
             return True if self.is_calm(0) else None
 
         try:
-            self.until(look, "the job trains", READY_S)
+            self.until(poll, "the job trains", READY_S)
         except NotInTime as error:
             why = pods.waiting_for(self.pods_of(SUPERVISED) + self.pods_of(TWIN))
             raise NotInTime(f"{error}: {why}" if why else str(error)) from None
@@ -166,7 +166,7 @@ class PodTraining:
     def pod_of_rank(self, rank: int) -> str:
         """Return the name of the pod that hosts `rank`. Raises `NotInTime`."""
 
-        def look() -> str | None:
+        def poll() -> str | None:
             alive = {str(each["metadata"]["name"]) for each in self.pods_of(SUPERVISED)}
             for member in self.view().get("members") or ():
                 name = str(member["name"]).partition(".")[0]
@@ -174,7 +174,7 @@ class PodTraining:
                     return name
             return None
 
-        return self.until(look, f"a pod has rank {rank}", READY_S)
+        return self.until(poll, f"a pod has rank {rank}", READY_S)
 
     def delete_pod(self, name: str, namespace: str = "", grace_s: int | None = None) -> None:
         """Begin to delete a pod in `namespace`, by default the demo's. If `grace_s` is 0, kill the pod."""
@@ -193,15 +193,15 @@ class PodTraining:
 
     # -- waiting
 
-    def until(self, look: Callable[[], T | None], what: str, limit_s: float) -> T:
-        """Call `look` until its result is not None, and return the result.
+    def until(self, poll: Callable[[], T | None], what: str, limit_s: float) -> T:
+        """Call `poll` until its result is not None, and return the result.
 
         If the API server does not respond, try again. Raises `NotInTime` after `limit_s`, or `Interrupted`.
         """
         deadline = time.monotonic() + limit_s
         while True:
             try:
-                found = look()
+                found = poll()
             except ServerUnreachable:
                 found = None
             if found is not None:

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 BEFORE_WRITE = ["private state has two homes", "gradients are read"]
 WRITES = ["writes begin", "page: writing", "optimizer writes"]
-COMMIT = ["numbers are judged", "private state is checked", "page: committed", "footprint", "writes end"]
+COMMIT = ["numbers are checked", "private state is checked", "page: committed", "footprint", "writes end"]
 AFTER = ["snapshot if due", "page: tail"]
 TAIL = ["page: tail is over", "tail's changes are found"]
 MOMENTS: list[tuple[type, str, str]] = [

@@ -59,7 +59,7 @@ def test_a_good_run_meets_every_target() -> None:
         (outcome(tainted=["node2"]), "no healthy node was tainted"),
         (
             outcome(struck("kill", incident(2))),
-            "no fault that leaves the state whole costs more than one step",
+            "no fault that leaves the state intact costs more than one step",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.inspection.out_of_memory import MemoryGroup
+from holdfast.inspection.out_of_memory import OutOfMemoryKills
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
 
 KILLED = Ending(1, None, 9, False, "", 0, "the end of its log")
@@ -47,8 +47,8 @@ class Groups:
         name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
         (self.folder / name).write_text(f"{limit}\n")
 
-    def open(self) -> MemoryGroup:
-        return MemoryGroup(self.membership, self.root / "mount")
+    def open(self) -> OutOfMemoryKills:
+        return OutOfMemoryKills(self.membership, self.root / "mount")
 
 
 @pytest.fixture(params=[(1, "kubepods/pod7/a"), (1, ""), (2, "kubepods/pod7/a"), (2, "")], ids=str)
@@ -64,6 +64,7 @@ def test_a_kill_at_the_limit_is_reported_with_the_limit(groups: Groups) -> None:
     found = group.take_reason(KILLED)
     assert found.message.startswith(f"{OUT_OF_MEMORY}: the kernel killed it at the memory limit of 3.0 GiB")
     assert found.message.endswith("the end of its log")
+    assert found.out_of_memory
 
 
 def test_a_small_limit_is_named_exactly(groups: Groups) -> None:
@@ -105,6 +106,6 @@ def test_any_other_ending_is_unchanged(groups: Groups, ended: Ending) -> None:
 
 
 def test_without_cgroups_no_cause_is_claimed(tmp_path: Path) -> None:
-    assert MemoryGroup(tmp_path / "none", tmp_path).take_reason(KILLED) == KILLED
+    assert OutOfMemoryKills(tmp_path / "none", tmp_path).take_reason(KILLED) == KILLED
     (tmp_path / "odd").write_text("nonsense\n1:memory\n0::/gone\n")
-    assert MemoryGroup(tmp_path / "odd", tmp_path).take_reason(KILLED) == KILLED
+    assert OutOfMemoryKills(tmp_path / "odd", tmp_path).take_reason(KILLED) == KILLED

@@ -70,7 +70,7 @@ def test_a_pods_launcher_ends_with_the_code_of_the_job(memory: Path, code: int) 
 def test_a_pods_launcher_that_no_sidecar_reaches_says_so_and_ends(
     memory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Otherwise it would wait for ever, with the pod's GPUs, and nobody would learn of it."""
+    """Otherwise it would wait forever, with the pod's GPUs, and nobody would learn of it."""
     monkeypatch.setenv(environment.FIRST_STEP_S, "0.5")
     with started(memory) as launcher:
         assert launcher.wait(LIMIT_S) == exit_codes.CANNOT_START

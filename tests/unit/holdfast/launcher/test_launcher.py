@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from holdfast.inspection.out_of_memory import MemoryGroup
+from holdfast.inspection.out_of_memory import OutOfMemoryKills
 from holdfast.launcher.launcher import Launcher
 from holdfast.launcher.sidecar_server import OrderRefused
 from holdfast.launcher.workers.warm_pool import MemberSettings
@@ -199,7 +199,7 @@ class CountedKills:
         (self._folder / "membership").write_text("0::/\n")
         (self._folder / "memory.max").write_text(f"{150 << 20}\n")
         self.kills(0)
-        vars(launcher.memory).update(vars(MemoryGroup(self._folder / "membership", self._folder)))
+        vars(launcher.memory_kills).update(vars(OutOfMemoryKills(self._folder / "membership", self._folder)))
 
     def kills(self, count: int) -> None:
         (self._folder / "memory.events").write_text(f"oom_kill {count}\n")

@@ -23,7 +23,7 @@ def verdicts(guard: LossGuard, losses: list[float]) -> set[str]:
 def knowing(
     losses: list[float], first: list[float] | None = None, window: int = 64, factor: float = 10.0
 ) -> LossGuard:
-    """Return a guard that judges from the first check on and has learned these losses."""
+    """Return a guard that needs no minimum of losses and has learned these losses."""
     guard = LossGuard(window, min_count=1, factor=factor)
     guard.restore({"losses": losses, "grad_norms": [], "first": first or []})
     return guard

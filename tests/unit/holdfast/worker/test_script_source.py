@@ -83,7 +83,7 @@ def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSou
         " restart it to use the new one",
     )
     Path("helper.py").unlink()
-    assert changes.look_at_once()[0] == told[0]
+    assert changes.check_at_once()[0] == told[0]
     [_, helper] = changes.told
     assert helper.startswith("helper.py was removed since the run began: ranks that start from now on")
     assert looked(changes, 40.0) == changes.told

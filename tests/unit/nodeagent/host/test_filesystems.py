@@ -205,7 +205,7 @@ def test_the_space_of_a_loop_device_is_a_volumes(tmp_path: Path) -> None:
 
 
 def test_findings_from_before_volumes_had_their_own_checks_are_ended(tmp_path: Path) -> None:
-    """An agent of an earlier version remembered only writable mounts, and judged a volume as a disk."""
+    """An agent of an earlier version remembered only writable mounts, and treated a volume as a disk."""
     device = tmp_path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     keys = [f"{number} /dev/sda1 disk/{PVC}", "8:99 /dev/x disk//data", f"{number} /dev/sda1 disk/{tmp_path}"]

@@ -1,4 +1,4 @@
-"""The findings from kernel lines, read as the sensors read them and judged by the shipped policy."""
+"""The findings from kernel lines, read as the sensors read them and evaluated by the shipped policy."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_an_unhealthy_disk_says_nothing_about_the_gpus() -> None:
 
 
 def observed(*observations: Observation) -> Published:
-    """Return the state of an agent that judges these observations by the shipped policy."""
+    """Return the state of an agent that evaluates these observations by the shipped policy."""
     evaluator = Evaluator(shipped(), 575)
     for each in observations:
         evaluator.add(each)

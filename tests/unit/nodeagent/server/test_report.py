@@ -50,8 +50,8 @@ def test_without_the_saved_state_a_node_that_is_watched_is_not_called_healthy() 
     published = Published(1.0, verdicts([], ["node"]), (HOST,), problems=("it is torn",))
     found = report.watch_report(published, {"node": "n"}, ["it is torn"])
     lines = rendering.render_health(found)
-    assert lines[0] == "n: unknown, 1 check could not be judged"
-    assert lines[lines.index("not judged:") + 1] == "unknown    sensor/memory  it is torn"
+    assert lines[0] == "n: unknown, 1 check could not be evaluated"
+    assert lines[lines.index("not evaluated:") + 1] == "unknown    sensor/memory  it is torn"
     assert rendering.render_health(report.watch_report(published, {"node": "n"}, []))[0] == (
         "n: healthy, nothing to do"
     )
@@ -65,7 +65,7 @@ def test_what_was_not_judged_is_a_table() -> None:
     published = Published(1.0, verdicts([], ["node"]), (HOST, BLIND))
     found = report.check_report(published, {}, (("driver", "nvml", "not yet"),), 2.0)
     lines = rendering.render_health(found)
-    at = lines.index("not judged within 2 s:")
+    at = lines.index("not evaluated within 2 s:")
     assert lines[at + 1 : at + 3] == [
         "unknown    driver nvml   not yet",
         "unknown    sensor/sysfs  it is not mounted",

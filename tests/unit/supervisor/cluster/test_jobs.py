@@ -15,7 +15,7 @@ import pytest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.cluster import job_summary, jobs, pod_groups, supervised_job
+from supervisor.cluster import job_summary, job_takeover, jobs, pod_groups, supervised_job
 from supervisor.cluster.adoption.uninjected import MISSED
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
@@ -123,7 +123,7 @@ async def place(directory: Path) -> AsyncIterator[Place]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
-    for module in (job_summary, supervised_job):
+    for module in (job_summary, job_takeover, supervised_job):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
     monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
@@ -334,7 +334,7 @@ async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
 async def test_a_job_whose_resource_is_refused_gets_an_event_and_ends_with_its_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(supervised_job, "REFUSED_S", 0.0)
+    monkeypatch.setattr(job_takeover, "REFUSED_S", 0.0)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner(completions=1))
         await there.jobs.round.wait()  # these resources can be read, but not created
@@ -361,7 +361,7 @@ async def test_a_job_whose_name_another_job_has_for_long_gets_an_event(
         there.add(member(0, mine))
         await there.until(lambda: there.jobs.jobs)
         assert there.served.events == [], "the resource is usually deleted soon"
-        monkeypatch.setattr(supervised_job, "COLLECT_S", 0.0)
+        monkeypatch.setattr(job_takeover, "COLLECT_S", 0.0)
         await there.served.until(lambda: there.served.events)
         message = there.served.events[0]["message"]
         assert "belongs to batch.volcano.sh/v1alpha1 Job llama with the uid volcano" in message

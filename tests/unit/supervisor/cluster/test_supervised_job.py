@@ -20,7 +20,7 @@ from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import MemberOrder, RankStall, StorageListing
-from supervisor.cluster import host_probe, job_summary, pods, supervised_job
+from supervisor.cluster import host_probe, job_summary, job_takeover, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.host_probe import HostAnswer, HostProbes
 from supervisor.cluster.pod_server import job_secret
@@ -188,6 +188,7 @@ async def place(directory: Path, policy: Policy = POLICY, key: JobKey = KEY) -> 
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POLL_S", "RETRY_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
+    monkeypatch.setattr(job_takeover, "RETRY_S", 0.02)
     for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
         monkeypatch.setattr(job_summary, name, 0.02)
 
@@ -214,7 +215,7 @@ async def test_a_job_with_pending_pods_shows_that_it_is_forming_and_what_it_wait
 
 
 async def test_a_member_that_cannot_reach_its_launcher_is_shown_and_becomes_an_event(tmp_path: Path) -> None:
-    """Otherwise the job would seem to start for ever."""
+    """Otherwise the job would seem to start forever."""
     async with place(tmp_path) as there:
         there.begin()
         events = asyncio.create_task(there.context.events.run())

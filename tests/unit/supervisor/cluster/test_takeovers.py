@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import ListedCheckpoint, StorageListing
-from supervisor.cluster import job_summary, jobs, supervised_job
+from supervisor.cluster import job_summary, job_takeover, jobs, supervised_job
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.controller import reported_storage
 from supervisor.kubernetes import object_cache
@@ -164,6 +164,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reported_storage, "POLL_S", 0.02)
     for name in ("POLL_S", "RETRY_S", "CALM_S"):
         monkeypatch.setattr(supervised_job, name, 0.02)
+    monkeypatch.setattr(job_takeover, "RETRY_S", 0.02)
     for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
         monkeypatch.setattr(job_summary, name, 0.02)
 

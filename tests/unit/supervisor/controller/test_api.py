@@ -80,7 +80,7 @@ async def test_a_drill_that_no_sidecar_accepts_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Drills.refusal, "__defaults__", (0.01,))
-    monkeypatch.setattr(Job, "inject", lambda job, what, rank: job.drills.ask("m0", 1, what, rank))
+    monkeypatch.setattr(Job, "cause_fault", lambda job, what, rank: job.drills.ask("m0", 1, what, rank))
     client = await serve()
     answer = await client.post("/v1/inject", json={"what": "kill"}, headers=KNOWN)
     assert answer.status == 409

@@ -1,4 +1,4 @@
-"""On a device, a step's numbers are judged when the next step is committed; no call waits for its kernels."""
+"""On a device, a step's numbers are checked when the next step is committed; no call waits for kernels."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_state_after_a_bad_number_that_is_not_judged_yet_is_not_trusted(
         lambda kind, step, *_: flagged.append((kind, step))
     )
     training.loss_of = lambda step: math.nan if step == 2 else 3.0
-    run_until(training, 6 * 3)  # the third step is committed; its loss is judged with the fourth
+    run_until(training, 6 * 3)  # the third step is committed; its loss is checked with the fourth
     device.drain()
     answer = secured(training)
     assert (answer.step, answer.whole) == (3, False)

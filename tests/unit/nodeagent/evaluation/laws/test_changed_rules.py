@@ -158,7 +158,7 @@ def test_a_bug_about_one_code_or_while_a_sample_is_added_is_a_problem_too(
     made.add(xid(48, 0.0))
     made.add(xid(79, 0.0))
     assert [each.code for each in made.findings(1.0)] == [79]
-    assert "its events are not judged" in made.problems[GPU, "xid"]
+    assert "its events are not evaluated" in made.problems[GPU, "xid"]
     assert any(row[2] == 48 for row in made.dump()["events"]), "its evidence remains for a repaired agent"
 
     def broken(*_: object) -> None:

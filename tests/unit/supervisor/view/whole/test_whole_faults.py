@@ -369,6 +369,8 @@ def test_differing_replicas_are_a_fault_that_names_the_minority() -> None:
         (Ending(1, None, 9, message=ABORTED), "was killed by SIGKILL"),
         (Ending(1, None, 9, message="out of memory: 9 of 8 GB\nmore"),
          "was killed by SIGKILL: out of memory: 9 of 8 GB"),
+        (Ending(1, None, 9, message="it was killed\nmore", out_of_memory=True),
+         "was killed by SIGKILL: it was killed"),
         (Ending(1, None, 9, message="the out of memory: 9"), "was killed by SIGKILL"),
         (Ending(1, 3, fail="system_exit"), "exited with code 3"),
         (Ending(1, 3, fail="system_exit", message="no data"), "exited with code 3 (no data)"),
@@ -392,6 +394,7 @@ def test_the_description_of_an_ending_has_exactly_this_text(ending: Ending, text
     ("ending", "signature"),
     [
         (Ending(1, None, 9, message="out of memory: 9 of 8 GB"), "out of memory"),
+        (Ending(1, None, 9, out_of_memory=True), "out of memory"),
         (Ending(1, None, 9, message="it ran out of memory: 9 of 8 GB"), "signal 9"),
         (Ending(1, 4, fail="system_exit", message=TEXT), "system_exit 4"),
         (Ending(1, 17), "exit 17"),

@@ -11,7 +11,7 @@ from typing import Any
 _INCIDENT = re.compile(r"i-[0-9]{1,19}")
 
 
-class StatusMemory:
+class RecentStatus:
     """Stands in for a run's directory, and keeps the newest `most` incidents."""
 
     def __init__(

@@ -14,20 +14,20 @@ from nodeagent.policy.rules import HealthPolicy, RuleKind
 MAX_LINE = 8192
 
 
-def injector(
+def observation_injector(
     inbox: Inbox, policy: HealthPolicy, lines: LinePatterns, now_s: Callable[[], float]
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return the handler of `POST /v1/inject`, which returns the injected text or raises ValueError."""
 
     def inject(asked: Mapping[str, Any]) -> str:
-        seen = parse_injection(asked, policy, lines, now_s())
+        seen = parse_injected(asked, policy, lines, now_s())
         inbox.put(seen)
         return ", ".join(f"{each.check} {each.value:g} of {each.entity}" for each in seen)
 
     return inject
 
 
-def parse_injection(
+def parse_injected(
     asked: Mapping[str, Any], policy: HealthPolicy, lines: LinePatterns, at_s: float
 ) -> tuple[Observation, ...]:
     """Return the observations that a request describes. Raises ValueError with a one-line message."""

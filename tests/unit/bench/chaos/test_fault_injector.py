@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.chaos.injection import pods_that_stay
+from bench.chaos.fault_injector import pods_that_stay
 
 
 def pod(name: str, *, owner: str = "", phase: str = "Running", leaves: bool = False) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""Evict pods of one job, unless the supervisor itself may be cut off from the network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from supervisor.cluster.pods import PodMember
+from supervisor.cluster.supervision.job_events import JobEvents
+
+log = logging.getLogger(__name__)
+
+_NOT_REACHED = "no pod is evicted: none of the job's members has connected to this supervisor"
+_CUT_OFF = (
+    "no pod is evicted: most jobs in this namespace or in most namespaces have lost the connections of most"
+    " of their members to this supervisor, so its network may be at fault"
+)
+
+
+@dataclass(slots=True)
+class JobEvictions:
+    """The evictions of one job's pods.
+
+    `evict` evicts a pod. `has_heard` returns True once a member has connected to this supervisor.
+    `is_cut_off` returns True if this supervisor may be unable to reach the job's namespace.
+    """
+
+    evict: Callable[[PodMember], None]
+    has_heard: Callable[[], bool]
+    is_cut_off: Callable[[], bool]
+    events: JobEvents
+    _reported: str = ""  # why no pod may be evicted, as last reported
+
+    def why_blocked(self) -> str:
+        """Return why no pod may be evicted at present; "" if pods may be evicted.
+
+        This supervisor, rather than a member, may be cut off from the network.
+        """
+        if not self.has_heard():
+            return _NOT_REACHED
+        return _CUT_OFF if self.is_cut_off() else ""
+
+    def report_blocked(self, why: str) -> None:
+        """Report why an eviction is blocked, once for each reason."""
+        if why and why != self._reported:
+            log.warning("evictions blocked", extra={"why": why})
+            self.events.record("EvictionBlocked", why, bad=True)
+        self._reported = why
