@@ -147,6 +147,58 @@ def test_the_drivers_graver_verdict_needs_its_own_remedy() -> None:
     assert said(*seen, xid(154, 300.0, "none"), now_s=DAY_S) == HEALTHY, "the driver takes it back"
 
 
+@pytest.mark.parametrize("before_s", [50.0, 6.0])
+@pytest.mark.parametrize("own", ["reboot_node", ""])
+def test_a_repeat_is_not_lowered_by_the_drivers_verdict_on_another_code(own: str, before_s: float) -> None:
+    """The burst of the repeated code covers the verdict that is about an NVLink error."""
+    code, link = (95, "0x0,0x0,0x10,0x0,0x0,0x0,0x0") if own else (79, "0x0,0x0,0x10,0x0,0x0,0x0,0x0")
+    first = (xid(code, 0.0), *([xid(154, 1.0, own)] if own else []))
+    seen = [*first, xid(74, 100.0, link), xid(154, 101.0, "drain_p2p"), xid(code, 150.0)]
+    seen += [xid(code, 100.0 - before_s)]
+    assert said(*first, now_s=2.0) == REBOOT
+    for order in (seen, seen[::-1], sorted(seen, key=lambda each: each.at_s)):
+        [found] = [each for each in shown(*order, now_s=DAY_S) if each.code == code]
+        assert (found.level, found.action, found.lasting) == (*REBOOT, True)
+
+
+def test_a_verdict_of_its_own_still_lowers_a_repeated_code() -> None:
+    seen = (xid(95, 0.0), xid(154, 1.0, "reboot_node"), xid(74, 100.0), xid(154, 101.0, "drain_p2p"))
+    [found] = [
+        each
+        for each in shown(*seen, xid(95, 150.0), xid(154, 150.5, "reset_gpu"), now_s=DAY_S)
+        if each.code == 95
+    ]
+    assert (found.level, found.action) == RESET
+
+
+def test_a_later_burst_is_not_lowered_by_the_verdict_on_another_code() -> None:
+    seen = (xid(74, 0.0), xid(154, 1.0, "reboot_node"), xid(74, 400.0), xid(48, 401.0))
+    [found] = [each for each in shown(*seen, xid(154, 402.0, "reset_gpu"), now_s=500.0) if each.code == 74]
+    assert (found.level, found.action) == REBOOT
+
+
+# -- two sensors, one of which sees no details
+
+
+def test_an_event_without_details_is_a_double_only_near_an_event_with_details() -> None:
+    plain = [xid(149, 100.0 * n, source="nvml-events") for n in range(72)]
+    detailed = xid(149, 0.0, "RLW Fatal 0x1 0x1")
+    [found] = shown(detailed, *plain, mark("gpu_reset", 60.0), now_s=2 * HOUR_S)
+    assert (found.lasting, found.last_s) == (True, 7100.0), "they follow the reset"
+    doubles = [xid(149, 0.1, source="nvml-events"), detailed, mark("gpu_reset", 60.0)]
+    assert said(*doubles, now_s=661.0) == HEALTHY
+
+
+def test_a_line_with_details_hides_no_earlier_event_without_them() -> None:
+    made = Evaluator(SHIPPED, 575)
+    plain = [xid(74, 100.0 * n, source="nvml-events") for n in range(864)]
+    [before] = shown(*plain, now_s=DAY_S, made=made)
+    ignorable = xid(74, DAY_S, "0x40000000,0x0,0x0,0x0,0x0,0x0,0x0")
+    for now_s in (DAY_S, DAY_S + 660.0):
+        [found] = shown(ignorable, now_s=now_s, made=made)
+        assert (found.level, found.lasting, found.since_s) == (before.level, True, 0.0)
+
+
 # -- witnesses
 
 
