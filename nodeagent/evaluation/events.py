@@ -23,12 +23,13 @@ from itertools import accumulate
 from math import inf
 
 from nodeagent.evaluation.bursts import (
+    GAP_S,
     MAX_TEXTS,
     SENSORS_APART_S,
     Burst,
     EventBursts,
     informative,
-    union_bursts,
+    merged_bursts,
     window_start_s,
 )
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
@@ -228,7 +229,9 @@ def event_finding(
         return driver_verdict(burst, verdicts, policy, meaning, own(name), others)
 
     chains = [
-        [(span, meant(name, span), name) for span in each.spans] for name, each in seen.items() if each.spans
+        [(span, meant(name, span), name) for span in each.spans_apart(marks.boots)]
+        for name, each in seen.items()
+        if each.spans
     ]
     mixed = [
         [(span, _of_several(meant(name, span)), name) for span in each.inherited]
@@ -327,7 +330,7 @@ def standing(
     chains += _since(floor_s, mixed)
     unrecurred = len(chains)
     chains += _since(floor_s, recurring)
-    spans = union_bursts([burst for burst, *_ in steps] for steps in chains)
+    spans = merged_bursts(([burst for burst, *_ in steps] for steps in chains), GAP_S, marks.boots)
     owns = [[burst for burst, *_ in steps] for steps in chains]
     judged = [
         [
@@ -341,7 +344,7 @@ def standing(
     live: list[Judgement] = []
     for n, (own, fresh) in enumerate(zip(owns, judged, strict=True)):
         stood = list(_stood(own, fresh, marks, signs, superseding, drivers_word_replaces=n < count))
-        segments += [segment for segment, _ in stood]
+        segments += [each for found, _ in stood for each in found]
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
         return None, inf
@@ -362,8 +365,11 @@ def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:
 def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[Step]]:
     """Yield the chains without the steps before `floor_s`."""
     for steps in chains:
-        recent = [step for step in steps if step[0][1] >= floor_s - EPSILON_S]
-        kept = [((max(first, min(floor_s, last)), last), *rest) for (first, last), *rest in recent]
+        kept = [
+            ((max(first, min(floor_s, last)), last), meaning, name)
+            for (first, last), meaning, name in steps
+            if last >= floor_s - EPSILON_S
+        ]
         if kept:
             yield kept
 
@@ -463,8 +469,11 @@ def _stood(
     signs: Signs,
     superseding: bool,
     drivers_word_replaces: bool,
-) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
-    """Yield for each burst the level and period of its effect, and the judgements in force after it."""
+) -> Iterator[tuple[list[tuple[Level, Burst]], tuple[Judgement, ...]]]:
+    """Yield for each burst the judgements in force after it, and first their levels and periods.
+
+    The milder ones may be in force for longer than the most severe one.
+    """
     standing: tuple[Judgement, ...] = ()
     until = [first for first, _ in own[1:]] + [inf]
     for burst, found, next_s in zip(own, judged, until, strict=True):
@@ -478,9 +487,7 @@ def _stood(
             and (each.again or not fresh.replaces or not drivers_word_replaces)
         )
         standing = (*(_renewed(each, burst, marks, signs) for each in graver), fresh)
-        level = max(each.level for each in standing)
-        ends_s = max(each.ends_s for each in standing if each.level == level)
-        yield (level, (burst[0], min(ends_s, next_s))), standing
+        yield [(each.level, (burst[0], min(each.ends_s, next_s))) for each in standing], standing
 
 
 def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks, signs: Signs) -> Judgement:

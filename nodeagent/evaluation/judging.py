@@ -66,8 +66,9 @@ class Judge:
         """Return the bursts at which a variant had recurred, or that followed while that was in force."""
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
-        found = [events.recurring(each, bursts.spans, marks) for each in meanings]
-        return [burst for burst in bursts.spans if any(burst in each for each in found)]
+        own = bursts.spans_apart(marks.boots)
+        found = [burst for each in meanings for burst in events.recurring(each, own, marks)]
+        return [span for span in bursts.spans if any(span[0] <= first <= span[1] for first, _ in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
         """Return the meanings that an event's variant may have: more than one while the branch is unknown."""
