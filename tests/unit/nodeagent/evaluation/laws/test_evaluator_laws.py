@@ -280,9 +280,10 @@ def test_the_driver_lowers_only_the_code_that_its_verdict_follows(steps: list[St
 @example([*[(100.0, "plain")] * 20, (60.0, "detailed")])
 def test_a_report_without_details_counts_unless_it_is_a_double(steps: list[Step]) -> None:
     policy = load('[xid.149]\nlevel="unhealthy"\naction="reset_gpu"\nclears="reset"\n')
-    made, now_s, newest_s, reset_s, since_s = Evaluator(policy, 575), 1000.0, 0.0, 0.0, 0.0
+    made, now_s, newest_s, reset_s = Evaluator(policy, 575), 1000.0, 0.0, 0.0
     for wait_s, what in steps:
         now_s += wait_s
+        stood = [each for each in made.findings(now_s) if each.code == 149]
         if what == "reset":
             made.add(mark("gpu_reset", now_s))
             reset_s = now_s
@@ -294,9 +295,7 @@ def test_a_report_without_details_counts_unless_it_is_a_double(steps: list[Step]
         stands = [each for each in made.findings(now_s + 0.2) if each.code == 149]
         if newest_s > reset_s:
             assert [each.lasting for each in stands] == [True], "no reset has come since"
-            since_s = since_s or stands[0].since_s
-            assert stands[0].since_s <= since_s
-        since_s = stands[0].since_s if stands else 0.0
+            assert not stood or stands[0].since_s <= stood[0].since_s
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.3, 0.9, 30.0, 170.0, 500.0, 9000.0]), st.sampled_from([
