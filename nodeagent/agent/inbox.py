@@ -5,21 +5,26 @@ out an event. Events are queued by the worst level that they may lead to. If the
 the least severe events is dropped, so a flood of harmless events cannot push out a fault, or an event that
 ends one.
 
-Of identical waiting events, the inbox keeps only the first and the newest. The events in between make no
-difference, but a reset may have occurred between the first and the newest. An event wakes the agent
-immediately. The sensors share their schedule, so their samples arrive within milliseconds of each other, and
-one cycle handles them all.
+Identical waiting events are thinned: one is dropped if the ones before and after it are so close together
+that the evaluator would merge them without it. So a backlog yields the same verdict as the same events one by
+one. Beyond twice `MAX_EXACT` identical events, only the newest are as exact as the evaluator's moments, and
+the older ones as exact as its bursts.
+
+An event wakes the agent immediately. The sensors share their schedule, so their samples arrive within
+milliseconds of each other, and one cycle handles them all.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
 from math import isfinite
 from queue import Empty, SimpleQueue
 from threading import Lock
 
+from nodeagent.evaluation.bursts import GAP_S, MAX_BURSTS, MOMENT_S
 from nodeagent.evaluation.evidence import MARKS
 from nodeagent.model import VERDICT_XID, Level, Observation
 from nodeagent.policy.rules import HealthPolicy, RuleKind
@@ -27,7 +32,8 @@ from nodeagent.policy.rules import HealthPolicy, RuleKind
 MAX_EVENTS = 4096  # distinct events between two cycles, which are milliseconds apart
 MAX_SAMPLES = 16384
 GATHER_S = 0.05  # after the first sample: a sweep of all sensors takes about 10 ms
-_Line = OrderedDict[tuple[object, ...], Observation]
+MAX_EXACT = MAX_BURSTS  # the evaluator keeps as many moments
+_Line = OrderedDict[tuple[object, ...], list[Observation]]  # identical events, or one sample; oldest first
 
 
 def _time(seen: Observation) -> float:
@@ -47,6 +53,25 @@ def gravity(policy: HealthPolicy, event: Observation) -> Level:
     return max(max(each.level, each.recurs.level if each.recurs else each.level) for each in meant)
 
 
+def _insert(waiting: list[Observation], new: Observation) -> None:
+    """Insert an event in the order of time, and drop events that make no difference."""
+    at = bisect_right(waiting, new.at_s, key=_time)
+    if at and waiting[at - 1] == new:
+        return
+    waiting.insert(at, new)
+    for n in (at + 1, at, at - 1):
+        _thin(waiting, n, MOMENT_S)
+    if len(waiting) > 2 * MAX_EXACT:
+        for n in range(len(waiting) - MAX_EXACT, 0, -1):
+            _thin(waiting, n, GAP_S)
+
+
+def _thin(waiting: list[Observation], n: int, gap_s: float) -> None:
+    """Drop an event whose neighbours are merged without it."""
+    if 0 < n < len(waiting) - 1 and waiting[n + 1].at_s - waiting[n - 1].at_s <= gap_s:
+        del waiting[n]
+
+
 class Inbox:
     """The queue. Any thread may call `put`; only one may call `drain`. Signal handlers may call `wake`."""
 
@@ -54,6 +79,7 @@ class Inbox:
         self.policy = policy  # may be replaced at any time
         self._lock = Lock()
         self._events: dict[Level, _Line] = {each: OrderedDict() for each in sorted(Level, reverse=True)}
+        self._waiting = 0  # events
         self._samples: _Line = OrderedDict()
         self._has_rung = False  # for samples, since the inbox was last emptied
         # True wakes the agent immediately. A SimpleQueue, because its `put` is safe in a signal handler.
@@ -80,24 +106,27 @@ class Inbox:
         if is_event:
             self._put_event(each)
             return
-        self._samples[each.check, each.entity, each.at_s] = each
+        self._samples[each.check, each.entity, each.at_s] = [each]
         if len(self._samples) > MAX_SAMPLES:
             self._drop_oldest(self._samples)
 
     def _put_event(self, each: Observation) -> None:
         key: tuple[object, ...] = (each.check, each.entity, each.value, each.variant, each.source)
         line = self._events[gravity(self.policy, each)]
-        if key in line and line[key] != each:
-            newest = (*key, "newest")
-            first, last = line[key], line.get(newest, line[key])
-            line[newest] = max(last, each, key=_time)
-            each = min(first, each, key=_time)
-        line[key] = each
-        if sum(map(len, self._events.values())) > MAX_EVENTS:
+        waiting = line.setdefault(key, [])
+        self._waiting -= len(waiting)
+        _insert(waiting, each)
+        self._waiting += len(waiting)
+        if self._waiting > MAX_EVENTS:
+            self._waiting -= 1
             self._drop_oldest(next(found for level, found in sorted(self._events.items()) if found))
 
     def _drop_oldest(self, line: _Line) -> None:
-        line.popitem(last=False)
+        """Drop the oldest of the events, or the sample, that came first."""
+        key, waiting = next(iter(line.items()))
+        del waiting[0]
+        if not waiting:
+            del line[key]
         self.dropped += 1
 
     def _is_event(self, each: Observation) -> bool:
@@ -122,9 +151,9 @@ class Inbox:
     def drain(self) -> list[Observation]:
         """Return all waiting observations: events first, and of these the most severe first."""
         with self._lock:
-            self._has_rung = False
+            self._has_rung, self._waiting = False, 0
             lines = (*self._events.values(), self._samples)
-            found = [each for line in lines for each in line.values()]
+            found = [each for line in lines for waiting in line.values() for each in waiting]
             for line in lines:
                 line.clear()
         return found

@@ -3,17 +3,26 @@
 Events within three minutes of each other form one burst, no matter which sensor reports them. A fault may
 write hundreds of lines, two sensors may report each line, and some lines are read again after a restart.
 Bursts are unions of intervals, so order and repetition make no difference, and memory use is bounded.
+
+A burst does not say when its events occurred between its first and its last one. Where that matters (which
+event a verdict is about, which report is a double of another, which mark came first), the moments tell: the
+same events, but merged only within a second of each other. There are as many of them as of bursts, so of a
+long storm the oldest are one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from nodeagent.model import Observation
 from nodeagent.policy.meanings import MOST_BURSTS
 
+MOMENT_S = 1.0  # a driver writes the lines of one fault within milliseconds of each other
+SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = MOST_BURSTS
 MAX_TEXTS = 3
@@ -32,6 +41,10 @@ class EventBursts:
     recurring: list[Burst] = field(
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
+    moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
+
+    def __post_init__(self) -> None:
+        self.moments = self.moments or self.all_spans
 
     @property
     def all_spans(self) -> list[Burst]:
@@ -49,10 +62,10 @@ class EventBursts:
 
     def add(self, seen: Observation) -> bool:
         """Add an event. Return False if it changes nothing."""
-        before = (self.spans, self.texts, self.heard)
+        before = (self.spans, self.texts, self.heard, self.moments)
         texts = [(seen.at_s, seen.text)] if seen.text else []
         self.join(EventBursts([(seen.at_s, seen.at_s)], texts, {seen.source: seen.at_s}))
-        return before != (self.spans, self.texts, self.heard)
+        return before != (self.spans, self.texts, self.heard, self.moments)
 
     def join(self, other: EventBursts) -> None:
         """Add everything that `other` has recorded."""
@@ -73,6 +86,8 @@ class EventBursts:
         self._join_the_rest(other)
 
     def _join_the_rest(self, other: EventBursts) -> None:
+        moments = union_bursts([self.moments, other.moments], MOMENT_S)
+        self.moments = self.spans if moments == self.spans else moments  # one list takes less memory
         if other.inherited:
             self.inherited = union_bursts([self.inherited, other.inherited])
         if other.recurring:
@@ -88,21 +103,38 @@ class EventBursts:
 
     def within(self, from_s: float, until_s: float) -> EventBursts:
         """Return the part that was seen at or after `from_s` and before `until_s`; it may have no bursts."""
+        moments = _clipped(self.moments, from_s, until_s)
         return EventBursts(
-            _clipped(self.spans, from_s, until_s),
+            [each for span in self.spans for each in _events_within(span, moments, from_s, until_s)],
             [each for each in self.texts if from_s <= each[0] < until_s],
             # A sensor that reported the event later may have reported it during this period, too.
             {source: min(at_s, until_s) for source, at_s in self.heard.items() if at_s >= from_s},
             _clipped(self.inherited, from_s, until_s),
             _clipped(self.recurring, from_s, until_s),
+            moments,
         )
 
+    def spans_apart(self, cuts: Sequence[float]) -> list[Burst]:
+        """Return the bursts, but none from before one of `cuts` (ascending) until after it, if possible.
+
+        The oldest moments of a long storm cannot be told apart.
+        """
+        if not any(_is_cut(span, cuts) for span in self.spans):
+            return self.spans
+        found: list[Burst] = []
+        for span in self.spans:
+            own = _inside(span, self.moments) if _is_cut(span, cuts) else ()
+            found += merged_bursts([own], GAP_S, cuts) if own else [span]
+        return found
+
     def dump(self) -> list[Any]:
-        """Return the bursts as JSON, for `load`, without the times in `heard` and the inherited bursts."""
+        """Return the bursts as JSON, for `load`, without `heard`, the inherited bursts and the moments."""
         return [[list(span) for span in self.spans], [list(each) for each in self.texts], sorted(self.heard)]
 
     @classmethod
-    def load(cls, raw: Any, heard: Any = (), inherited: Any = (), recurring: Any = ()) -> EventBursts:
+    def load(
+        cls, raw: Any, heard: Any = (), inherited: Any = (), recurring: Any = (), moments: Any = ()
+    ) -> EventBursts:
         """Restore the dumped bursts. Raises ValueError or TypeError if they are malformed.
 
         Args:
@@ -110,6 +142,7 @@ class EventBursts:
                 is assumed to have seen the newest burst.
             inherited: The bursts of dropped variants.
             recurring: The bursts of dropped variants at which the variant had recurred.
+            moments: Older agents did not store them, or only bursts were stored because both are the same.
         """
         spans, texts, sources = raw
         made = cls(
@@ -117,6 +150,7 @@ class EventBursts:
             [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
             inherited=_loaded(inherited),
             recurring=_loaded(recurring),
+            moments=_loaded(moments),
         )
         if not made.spans:
             raise ValueError("an event without bursts")
@@ -133,18 +167,47 @@ def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
     return union_bursts([spans, [new]])
 
 
-def union_bursts(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
+def union_bursts(all_spans: Iterable[Sequence[Burst]], gap_s: float = GAP_S) -> list[Burst]:
     """Return the bursts of more than one series, merged as if they were a single series."""
-    merged: list[Burst] = []
-    for first, last in sorted(span for spans in all_spans for span in spans):
-        if merged and first - merged[-1][1] <= GAP_S:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
+    merged = merged_bursts(all_spans, gap_s)
     surplus = len(merged) - MAX_BURSTS
     if surplus <= 0:
         return merged
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
+
+
+def merged_bursts(
+    all_spans: Iterable[Sequence[Burst]], gap_s: float, cuts: Sequence[float] = ()
+) -> list[Burst]:
+    """Return all spans, merged within `gap_s` of each other but not across `cuts` (ascending), in order."""
+    merged: list[Burst] = []
+    for first, last in sorted(span for spans in all_spans for span in spans):
+        if merged and first - merged[-1][1] <= gap_s and not (cuts and _is_cut((merged[-1][1], first), cuts)):
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _is_cut(span: Burst, cuts: Sequence[float]) -> bool:
+    """Return True if one of `cuts` comes after the start of a span, and not after its end."""
+    return bisect_right(cuts, span[0]) < bisect_right(cuts, span[1])
+
+
+def _inside(span: Burst, moments: Iterable[Burst]) -> list[Burst]:
+    """Return the parts of `moments` in a span."""
+    return [
+        (max(first, span[0]), min(last, span[1]))
+        for first, last in moments
+        if first <= span[1] and last >= span[0]
+    ]
+
+
+def _events_within(span: Burst, moments: Iterable[Burst], from_s: float, until_s: float) -> list[Burst]:
+    """Return the bursts of the events of a span in a period, given the moments in this period."""
+    if from_s <= span[0] and span[1] < until_s:
+        return [span]
+    return merged_bursts([_inside(span, moments)], GAP_S)
 
 
 def _loaded(spans: Any) -> list[Burst]:
@@ -180,11 +243,52 @@ def window_start_s(since_s: float, until_s: float, off: Sequence[Burst]) -> floa
 
 
 def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Omit bursts without a variant if another sensor has reported them with a variant."""
+    """Omit events without a variant that another sensor has reported with a variant.
+
+    These are the ones within `SENSORS_APART_S` of an event with a variant. All others count.
+    """
     plain = variants.get("")
     if plain is None or len(variants) == 1:
         return variants
-    others = union_bursts(each.all_spans for name, each in variants.items() if name)
-    if not all(near(others, span) for span in plain.all_spans):
-        return variants
-    return {name: each for name, each in variants.items() if name}
+    details = {name: each for name, each in variants.items() if name}
+    reported = merged_bursts(
+        (
+            [(first - SENSORS_APART_S, last + SENSORS_APART_S) for first, last in each.moments]
+            for each in details.values()
+        ),
+        0.0,
+    )
+    rest = [each for part in _known_parts(plain) for each in _without(part, reported)]
+    if not rest:
+        return details
+    bursts = union_bursts([rest])
+    return {
+        "": EventBursts(bursts, plain.texts, plain.heard, moments=union_bursts([rest], MOMENT_S)),
+        **details,
+    }
+
+
+def _known_parts(bursts: EventBursts) -> Iterator[Burst]:
+    """Yield moments, none longer than one burst. An event is known at each end of each of them."""
+    for span in bursts.all_spans:
+        yield from _inside(span, bursts.moments)
+
+
+def _without(part: Burst, taken: Sequence[Burst]) -> Iterator[Burst]:
+    """Yield what is left of a moment without the spans in `taken`, if it must contain an event.
+
+    It must if an event is known at its end, or if it is longer than the time between two events of a burst.
+    """
+    first, end = part
+    is_known = True  # an event is known at `first`
+    at = bisect_right(taken, (first, inf))
+    for from_s, until_s in taken[max(0, at - 1) :]:
+        if from_s > end:
+            break
+        if until_s < first:
+            continue
+        if from_s > first and (is_known or from_s - first > GAP_S):
+            yield first, from_s
+        first, is_known = until_s, False
+    if is_known or first < end:
+        yield first, end

@@ -155,7 +155,7 @@ class Evaluator:
         if seen.entity == NODE:  # a boot clears findings of other entities, too
             evidence.renew()
             self._judge.revise()
-        self._judge.revise_event(event)
+        self._judge.revise_event(event, seen.at_s)
         is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))

@@ -6,10 +6,11 @@ stays in force until its own remedy, because a repetition never makes a fault mi
 variant that is at least as severe is such a repetition, too: another link that fails in the quiet time after
 a remedy shows that the remedy did not help. A milder one, such as an error that can be ignored, is not.
 
-Xid 154 is the driver's verdict on the Xid that it accompanies; it replaces the table's level, action and end
-unless an operator has set them. The verdict "none" never lowers a judgement, because it may belong to a
-recovery that preceded the fault. If it arrives later, it ends the findings that a reset ends and the findings
-that the driver evaluated.
+Xid 154 is the driver's verdict on the Xid that it follows; it replaces the table's level, action and end
+unless an operator has set them. It is about the nearest code before it with which the driver sends verdicts.
+For all other codes around it, it can only raise the judgement. The verdict "none" never lowers a judgement,
+because it may belong to a recovery that preceded the fault. If it arrives later, it ends the findings that a
+reset ends and the findings that the driver evaluated.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 from math import inf
 
 from nodeagent.evaluation.bursts import (
+    GAP_S,
     MAX_TEXTS,
+    SENSORS_APART_S,
     Burst,
     EventBursts,
     informative,
-    union_bursts,
+    merged_bursts,
     window_start_s,
 )
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
@@ -33,30 +37,74 @@ from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPo
 
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later verdict concerns a different code
-SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 SILENT_S = 3600.0  # the longest silence between signs of one fault; an agent restarts within minutes
 EPSILON_S = 1e-6
 _ORDER = {each: n for n, each in enumerate(Clears)}  # the cheapest condition first
 
 
-def driver_verdict(
-    burst: Burst, verdicts: Mapping[str, EventBursts], policy: HealthPolicy, meaning: Meaning
-) -> Meaning | None:
-    """Return the driver's newest verdict on a burst, or the most severe of several equally new ones.
+@dataclass(frozen=True, slots=True)
+class DriversVerdict:
+    """What the driver says about a burst."""
 
-    A verdict that came before the burst is used only if it is more severe than `meaning`, because it may
-    belong to an earlier fault.
+    meaning: Meaning
+    replaces: bool  # it is about an event of the burst, so it may also lower a judgement
+
+
+def driver_verdict(
+    burst: Burst,
+    verdicts: Mapping[str, EventBursts],
+    policy: HealthPolicy,
+    meaning: Meaning,
+    own: Sequence[float] | None = None,
+    others: Sequence[Burst] = (),
+) -> DriversVerdict | None:
+    """Return the driver's newest verdict about a burst, or a more severe one that came since, or else None.
+
+    A verdict that is about another code, or that came before the burst, is used only if it is more severe
+    than `meaning`. Therefore a repeat that stretches a burst over a verdict cannot lower what is in force.
+
+    Args:
+        own: The known times of the burst's events, ascending; None: its start and its end.
+        others: The moments of the other codes with which the driver sends verdicts, in order and disjoint.
     """
     last_s = burst[1] + AFTER_S
-    found = [
-        (min(span[1], last_s), said.level, said.action, name)
+    times = sorted(burst) if own is None else own
+    near = [
+        (span, said, name)
         for name, each in verdicts.items()
         if name and (said := policy.meaning("xid", VERDICT_XID, name)).level is not Level.HEALTHY
-        for span in each.all_spans
+        for span in each.moments
         if _together(burst, span)
-        and (span[1] >= burst[0] or (said.level, said.action) > (meaning.level, meaning.action))
     ]
-    return policy.meaning("xid", VERDICT_XID, max(found)[3]) if found else None
+    about = max(
+        (
+            (at_s, said.level, said.action, name)
+            for span, said, name in near
+            for at_s in span
+            if _is_about(at_s, burst, times, others)
+        ),
+        default=None,
+    )
+    says = policy.meaning("xid", VERDICT_XID, about[3]) if about else meaning
+    graver = [
+        (*gravity(said), name)
+        for span, said, name in near
+        if (said.level, said.action) > (says.level, says.action)
+        and (about is None or min(span[1], last_s) > about[0])
+    ]
+    if graver:
+        says = policy.meaning("xid", VERDICT_XID, max(graver)[3])
+    return DriversVerdict(says, about is not None) if graver or about else None
+
+
+def _is_about(at_s: float, burst: Burst, own: Sequence[float], others: Sequence[Burst]) -> bool:
+    """Return True if a verdict at `at_s` follows an event of a burst, and no other code is between them."""
+    count = bisect_right(own, at_s)
+    event_s = own[count - 1] if count else -inf
+    if not max(at_s - AFTER_S, burst[0]) <= event_s <= burst[1]:
+        return False
+    before = bisect_right(others, (at_s, inf))
+    return not before or min(others[before - 1][1], at_s) <= event_s
 
 
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
@@ -97,6 +145,7 @@ class Judgement:
     why: str
     by: str = ""  # the source that overrode the table: "operator", "driver" or ""
     again: int = 0  # the number of bursts, if their recurrence raised the level or the action
+    replaces: bool = False  # the driver has judged the burst itself, so earlier judgements no longer count
     ends_s: float = inf
 
     @property
@@ -131,8 +180,8 @@ class Signs:
         return self.ends[level][count - 1] if count else -inf
 
 
-Step = tuple[Burst, Meaning]  # a burst, and its meaning
-DriversWord = Callable[[Meaning, Burst], Meaning | None]
+Step = tuple[Burst, Meaning, str]  # a burst, its meaning, and its variant
+DriversWord = Callable[[Meaning, Burst, str], DriversVerdict | None]
 PoliciesAt = Callable[[Burst], Sequence[HealthPolicy]]  # for the states of a GPU during a burst
 
 
@@ -147,6 +196,7 @@ def event_finding(
     branch: int | None,
     now_s: float,
     policies_at: PoliciesAt | None = None,
+    others: Sequence[Burst] = (),
 ) -> tuple[HealthFinding | None, float]:
     """Return the finding for one code of one entity, and when it changes without new evidence.
 
@@ -158,6 +208,7 @@ def event_finding(
         branch: The driver's branch, such as 575; None if it is unknown.
         policies_at: Returns the policies that apply to a burst; the most severe meaning is used. None:
             `policy` applies to all bursts.
+        others: The moments of the other codes with which the driver sends verdicts, in order and disjoint.
     """
     seen = informative(variants)
 
@@ -168,26 +219,35 @@ def event_finding(
 
     is_verdict = (check, code) == ("xid", VERDICT_XID)
 
-    def drivers_word(meaning: Meaning, burst: Burst) -> Meaning | None:
-        if check != "xid" or is_verdict or not sends_verdict(meaning, branch):
-            return None
-        return driver_verdict(burst, verdicts, policy, meaning)
+    @cache
+    def own(name: str) -> Sequence[float]:
+        return sorted(at_s for span in seen[name].moments for at_s in span)
 
-    chains = [[(span, meant(name, span)) for span in each.spans] for name, each in seen.items() if each.spans]
+    def drivers_word(meaning: Meaning, burst: Burst, name: str) -> DriversVerdict | None:
+        if check != "xid" or is_verdict or not verdicts or not sends_verdict(meaning, branch):
+            return None
+        return driver_verdict(burst, verdicts, policy, meaning, own(name), others)
+
+    chains = [
+        [(span, meant(name, span), name) for span in each.spans_apart(marks.boots)]
+        for name, each in seen.items()
+        if each.spans
+    ]
     mixed = [
-        [(span, _of_several(meant(name, span))) for span in each.inherited]
+        [(span, _of_several(meant(name, span)), name) for span in each.inherited]
         for name, each in seen.items()
         if each.inherited
     ]
     recurring = [
-        [(span, meant(name, span)) for span in each.recurring]
+        [(span, meant(name, span), name) for span in each.recurring]
         for name, each in seen.items()
         if each.recurring
     ]
     if is_verdict:  # each verdict replaces the earlier ones, no matter what they recommended
         newest = max(seen, key=lambda name: (seen[name].last_s, name))
         steps = [(span, name) for name, each in seen.items() for span in each.all_spans]
-        chains = [[(span, meant(name, span)) for span, name in sorted(steps, key=lambda s: (s[0][1], s[1]))]]
+        steps.sort(key=lambda step: (step[0][1], step[1]))
+        chains = [[(span, meant(name, span), name) for span, name in steps]]
         mixed, recurring, seen = [], [], {newest: seen[newest]}
     stands, until_s = standing(chains, marks, now_s, drivers_word, is_verdict, mixed, recurring)
     if stands is None:
@@ -251,7 +311,7 @@ def standing(
     chains: Sequence[Sequence[Step]],
     marks: EndMarks,
     now_s: float,
-    drivers_word: DriversWord = lambda _meaning, _burst: None,
+    drivers_word: DriversWord = lambda _meaning, _burst, _variant: None,
     superseding: bool = False,
     mixed: Sequence[Sequence[Step]] = (),
     recurring: Sequence[Sequence[Step]] = (),
@@ -270,12 +330,12 @@ def standing(
     chains += _since(floor_s, mixed)
     unrecurred = len(chains)
     chains += _since(floor_s, recurring)
-    spans = union_bursts([burst for burst, _ in steps] for steps in chains)
-    owns = [[burst for burst, _ in steps] for steps in chains]
+    spans = merged_bursts(([burst for burst, *_ in steps] for steps in chains), GAP_S, marks.boots)
+    owns = [[burst for burst, *_ in steps] for steps in chains]
     judged = [
         [
-            _judged(meaning, drivers_word(meaning, burst), burst, own, spans, marks, n >= unrecurred)
-            for burst, meaning in steps
+            _judged(meaning, drivers_word(meaning, burst, name), burst, own, spans, marks, n >= unrecurred)
+            for burst, meaning, name in steps
         ]
         for n, (own, steps) in enumerate(zip(owns, chains, strict=True))
     ]
@@ -284,7 +344,7 @@ def standing(
     live: list[Judgement] = []
     for n, (own, fresh) in enumerate(zip(owns, judged, strict=True)):
         stood = list(_stood(own, fresh, marks, signs, superseding, drivers_word_replaces=n < count))
-        segments += [segment for segment, _ in stood]
+        segments += [each for found, _ in stood for each in found]
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
         return None, inf
@@ -305,8 +365,11 @@ def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:
 def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[Step]]:
     """Yield the chains without the steps before `floor_s`."""
     for steps in chains:
-        recent = [step for step in steps if step[0][1] >= floor_s - EPSILON_S]
-        kept = [((max(first, min(floor_s, last)), last), meaning) for (first, last), meaning in recent]
+        kept = [
+            ((max(first, min(floor_s, last)), last), meaning, name)
+            for (first, last), meaning, name in steps
+            if last >= floor_s - EPSILON_S
+        ]
         if kept:
             yield kept
 
@@ -322,7 +385,7 @@ def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[B
 
 def _judged(
     meaning: Meaning,
-    verdict: Meaning | None,
+    verdict: DriversVerdict | None,
     burst: Burst,
     own: Sequence[Burst],
     all_spans: Sequence[Burst],
@@ -334,13 +397,13 @@ def _judged(
     With `has_recurred`, it is a recurrence.
     """
     says = meaning
-    why, by = meaning.name, ""
+    why, by, replaces = meaning.name, "", False
     if meaning.overridden:
         by = "operator"
     elif verdict is not None:
-        says, by = verdict, "driver"
-        why = f"{why}; the driver recommends {word(verdict.action)}"
-    found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by)
+        says, by, replaces = verdict.meaning, "driver", verdict.replaces
+        why = f"{why}; the driver recommends {word(says.action)}"
+    found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by, replaces=replaces)
     recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans, marks)
     if recurs is not None and has_recurred:
         again = max(again, recurs.bursts)
@@ -355,6 +418,7 @@ def _judged(
             f"{why}; {again} times within {duration(recurs.within_s)}",
             by,
             again,
+            replaces,
         )
     return found
 
@@ -405,8 +469,11 @@ def _stood(
     signs: Signs,
     superseding: bool,
     drivers_word_replaces: bool,
-) -> Iterator[tuple[tuple[Level, Burst], tuple[Judgement, ...]]]:
-    """Yield for each burst the level and period of its effect, and the judgements in force after it."""
+) -> Iterator[tuple[list[tuple[Level, Burst]], tuple[Judgement, ...]]]:
+    """Yield for each burst the judgements in force after it, and first their levels and periods.
+
+    The milder ones may be in force for longer than the most severe one.
+    """
     standing: tuple[Judgement, ...] = ()
     until = [first for first, _ in own[1:]] + [inf]
     for burst, found, next_s in zip(own, judged, until, strict=True):
@@ -417,12 +484,10 @@ def _stood(
             if each.ends_s > burst[0]
             and each.gravity > fresh.gravity
             and not superseding
-            and (each.again or fresh.by != "driver" or not drivers_word_replaces)
+            and (each.again or not fresh.replaces or not drivers_word_replaces)
         )
         standing = (*(_renewed(each, burst, marks, signs) for each in graver), fresh)
-        level = max(each.level for each in standing)
-        ends_s = max(each.ends_s for each in standing if each.level == level)
-        yield (level, (burst[0], min(ends_s, next_s))), standing
+        yield [(each.level, (burst[0], min(each.ends_s, next_s))) for each in standing], standing
 
 
 def _renewed(judgement: Judgement, burst: Burst, marks: EndMarks, signs: Signs) -> Judgement:

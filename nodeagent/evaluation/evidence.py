@@ -49,6 +49,11 @@ def ends_others(event: Event) -> bool:
     return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
+def _times(bursts: EventBursts) -> list[float]:
+    """Return when an event is known to have occurred, oldest first. Marks in one burst may end two faults."""
+    return sorted({at_s for span in bursts.moments for at_s in span})
+
+
 class Evidence:
     """All evidence, by entity and check, and the GPUs in the slots. If a GPU moves, its evidence follows."""
 
@@ -217,7 +222,7 @@ class Evidence:
             boots=self.boots(),
             replaced=self._exchanges(entity),
             cleared=self.times(entity, "cleared"),
-            over=[last for _, last in over.all_spans] if over else [],
+            over=_times(over) if over else [],
             off=self.off(),
         )
 
@@ -226,8 +231,8 @@ class Evidence:
         found: list[float] = []
         for era in self.eras_of(entity):
             for each in self.events.get((era.entity, "replaced", 0), {}).values():
-                marks = each.within(era.from_s, era.until_s).spans
-                found += [last for _, last in marks if not self.devices.explains(era.entity, last)]
+                marks = _times(each.within(era.from_s, era.until_s))
+                found += [at_s for at_s in marks if not self.devices.explains(era.entity, at_s)]
         return sorted(found)
 
     def boots(self) -> list[float]:
@@ -240,17 +245,17 @@ class Evidence:
         The oldest of very many boots are stored as one span, which also covers time between them.
         """
         variants = self.events.get((NODE, "boot", 0), {})
-        exact = (each.spans[len(each.spans) == MAX_BURSTS :] for each in variants.values())
+        exact = (each.moments[len(each.moments) == MAX_BURSTS :] for each in variants.values())
         return sorted(span for spans in exact for span in spans if span[0] < span[1])
 
     def _boot_spans(self) -> list[Burst]:
         variants = self.events.get((NODE, "boot", 0), {})
-        return [span for each in variants.values() for span in each.spans]
+        return [span for each in variants.values() for span in each.moments]
 
     def times(self, entity: str, check: str) -> list[float]:
-        """Return when a mark was seen, oldest first: the ends of its bursts."""
+        """Return when a mark was seen, oldest first."""
         variants = self.bursts_of((entity, check, 0))
-        return sorted(last for each in variants.values() for _, last in each.spans)
+        return sorted(at_s for each in variants.values() for at_s in _times(each))
 
     def drop_unused(self, entities: set[str]) -> None:
         """Drop the entities in `entities` that have no evidence left."""

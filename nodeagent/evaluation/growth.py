@@ -102,8 +102,8 @@ def growth_finding(
     )
     milder = replace(contained, name=f"{counted.name}, contained to one application by Xid {CONTAINED_XID}")
     chains = [
-        [(burst, milder if _is_contained(burst, xids) else counted) for burst in each.spans]
-        for each in grown.values()
+        [(burst, milder if _is_contained(burst, xids) else counted, name) for burst in each.spans]
+        for name, each in grown.items()
     ]
     stands, until_s = standing(chains, marks, now_s)
     if stands is None:

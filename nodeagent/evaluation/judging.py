@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, union_bursts, window_start_s
+from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_bursts, window_start_s
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
@@ -33,7 +33,9 @@ class Judge:
         self._evidence = evidence
         # by entity: the finding, and when it clears
         self._judged: dict[str, dict[Event, tuple[HealthFinding | None, float]]] = {}
-        self._marks: dict[str, events.EndMarks] = {}  # by entity; kept as long as its events' judgements
+        # The next two are by entity, and are kept as long as its events' judgements.
+        self._marks: dict[str, events.EndMarks] = {}
+        self._judged_by_driver: dict[str, dict[int, list[Burst]]] = {}
         self._policies: dict[Model, HealthPolicy] = {}
 
     def use(self, policy: HealthPolicy) -> None:
@@ -64,8 +66,9 @@ class Judge:
         """Return the bursts at which a variant had recurred, or that followed while that was in force."""
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
-        found = [events.recurring(each, bursts.spans, marks) for each in meanings]
-        return [burst for burst in bursts.spans if any(burst in each for each in found)]
+        own = bursts.spans_apart(marks.boots)
+        found = [burst for each in meanings for burst in events.recurring(each, own, marks)]
+        return [span for span in bursts.spans if any(span[0] <= first <= span[1] for first, _ in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
         """Return the meanings that an event's variant may have: more than one while the branch is unknown."""
@@ -122,25 +125,30 @@ class Judge:
         """Evaluate all events again."""
         self._judged.clear()
         self._marks.clear()
+        self._judged_by_driver.clear()
 
     def revise_events_of(self, entity: str) -> None:
         """Evaluate again the events that depend on an entity's evidence."""
         for owner in self._evidence.owners_of(entity):
             self._judged.pop(owner, None)
             self._marks.pop(owner, None)
+            self._judged_by_driver.pop(owner, None)
 
-    def revise_event(self, event: Event) -> None:
-        """Evaluate again everything that depends on a new occurrence of an event.
+    def revise_event(self, event: Event, at_s: float) -> None:
+        """Evaluate again everything that depends on a new occurrence of an event at `at_s`.
 
         Besides the event itself, this is the growth of counters, which is compared with Xids, and the
         driver's verdict, which is ignored for Xids that the operator has overridden. If the event is a
-        verdict, or ends findings, all events of its entity are evaluated again.
+        verdict, or ends findings, all events of its entity are evaluated again. So they are if a later verdict
+        is known, because it may be about this event instead of another one.
         """
         entity, check, code = event
-        if ends_others(event):
+        verdicts = self._evidence.events.get((entity, "xid", VERDICT_XID), {})
+        if ends_others(event) or (check == "xid" and any(e.last_s >= at_s for e in verdicts.values())):
             self.revise_events_of(entity)
             return
         for owner in self._evidence.owners_of(entity):
+            self._judged_by_driver.pop(owner, None)
             judged = self._judged.get(owner, {})
             judged.pop((owner, check, code), None)
             if check == "xid":
@@ -324,7 +332,32 @@ class Judge:
         return events.event_finding(
             entity, check, code, variants, verdicts, marks, policy, self._evidence.branch, now_s,
             policies_at or (lambda burst: self.policies_during(entity, burst)),
+            self._other_codes(event) if verdicts else (),
         )  # fmt: skip
+
+    def _other_codes(self, event: Event) -> list[Burst]:
+        """Return the moments of the other Xids with which the driver sends verdicts, in order, disjoint."""
+        entity, check, code = event
+        if check != "xid":
+            return []
+        if entity not in self._judged_by_driver:
+            self._judged_by_driver[entity] = self._codes_with_verdicts(entity)
+        return merged_bursts(
+            (each for other, each in self._judged_by_driver[entity].items() if other != code), 0.0
+        )
+
+    def _codes_with_verdicts(self, entity: str) -> dict[int, list[Burst]]:
+        policy, branch = self.policy_of(entity), self._evidence.branch
+        slots = {era.entity for era in self._evidence.eras_of(entity)}
+        codes = {each[2] for each in self._evidence.events if each[0] in slots and each[1] == "xid"}
+        found = {}
+        for code in codes - {VERDICT_XID}:
+            bursts = self._evidence.bursts_of((entity, "xid", code))
+            if any(
+                events.sends_verdict(policy.meaning("xid", code, each, branch), branch) for each in bursts
+            ):
+                found[code] = merged_bursts((each.moments for each in bursts.values()), 0.0)
+        return found
 
     def _judge_growth(self, event: Event, now_s: float) -> tuple[HealthFinding | None, float]:
         entity, check, _ = event

@@ -46,6 +46,9 @@ def dump(evidence: Evidence) -> dict[str, Any]:
         ],
         "inherited": _spans_rows(evidence.events, lambda each: each.inherited),
         "recurring": _spans_rows(evidence.events, lambda each: each.recurring),
+        "moments": _spans_rows(
+            evidence.events, lambda each: each.moments if each.moments != each.spans else ()
+        ),
         "ended": [
             [*place, held.series.ended_s]
             for place, held in evidence.series.items()
@@ -77,12 +80,12 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
         (str(entity), str(check), None if code is None else int(code), str(variant)): times
         for entity, check, code, variant, times in raw.get("heard", ())
     }
-    inherited, recurring = (
+    inherited, recurring, moments = (
         {
             (str(entity), str(check), int(code), str(variant)): spans
             for entity, check, code, variant, spans in raw.get(each, ())
         }
-        for each in ("inherited", "recurring")
+        for each in ("inherited", "recurring", "moments")
     )
     for entity, check, series, sources, text in raw["series"]:
         if str(check) in policy.rules:
@@ -112,7 +115,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
                 key = (*event, str(variant))
                 if store is evidence.grown and variant:
                     float(variant)  # the amount; a malformed one must raise here, not at each judgement
-                rest = inherited.get(key, ()), recurring.get(key, ())
+                rest = inherited.get(key, ()), recurring.get(key, ()), moments.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
                 store.setdefault(event, {})[str(variant)] = made
                 evidence.entities.add(event[0])

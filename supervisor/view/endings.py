@@ -69,7 +69,9 @@ def describe(ending: Ending) -> str:
     """Describe how a process ended, for example "raised ValueError: no" or "was killed by SIGSEGV"."""
     if ending.signal is not None:
         named = _SIGNALS.get(ending.signal, f"signal {ending.signal}")
-        why = f": {ending.message.splitlines()[0]}" if is_out_of_memory(ending) else ""
+        # A report may say that memory ran out without a message.
+        reason = ending.message.splitlines()[:1] if is_out_of_memory(ending) else []
+        why = f": {reason[0]}" if reason else ""
         differs = mismatch(ending.message) if ending.signal == SIGABRT else ""
         why = why or (f": {differs}" if differs else "")
         return f"was killed by {named}{why}"

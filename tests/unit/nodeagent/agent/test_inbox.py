@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from nodeagent.agent import inbox as module
-from nodeagent.agent.inbox import MAX_EVENTS, MAX_SAMPLES, Inbox, gravity
+from nodeagent.agent.inbox import MAX_EVENTS, MAX_EXACT, MAX_SAMPLES, Inbox, gravity
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import VERDICT_XID, Level, Observation
 from nodeagent.policy import loading
@@ -21,17 +21,36 @@ def test_events_come_before_samples_and_each_is_returned_once() -> None:
     assert inbox.drain() == []
 
 
-def test_of_equal_events_the_first_and_the_newest_are_kept() -> None:
-    inbox = Inbox(POLICY)
-    inbox.put([xid(79, 5.0), xid(79, 7.0), xid(79, 6.0), xid(79, 9.0), xid(79, 4.0)])
-    assert {each.at_s for each in inbox.drain()} == {4.0, 9.0}
-
-
 @pytest.mark.parametrize("times", [(5.0, 4.0), (4.0, 5.0), (5.0, 4.0, 4.5), (4.5, 5.0, 4.0), (4.5, 4.0, 5.0)])
-def test_the_first_and_the_newest_are_kept_in_whatever_order_they_arrive(times: tuple[float, ...]) -> None:
+def test_an_equal_event_between_two_within_a_second_is_dropped(times: tuple[float, ...]) -> None:
     inbox = Inbox(POLICY)
     inbox.put(xid(79, at_s) for at_s in times)
     assert sorted(each.at_s for each in inbox.drain()) == [4.0, 5.0]
+    inbox.put([xid(79, 4.0)])
+    assert inbox.drain() == [xid(79, 4.0)]
+
+
+@pytest.mark.parametrize(("count", "apart_s"), [(6, 9000.0), (40, 100.0), (3000, 0.3), (500, 500.0)])
+def test_a_backlog_yields_the_same_verdict_as_its_events_one_by_one(count: int, apart_s: float) -> None:
+    inbox, seen = Inbox(shipped()), [xid(46, apart_s * n) for n in range(count)]
+    found = []
+    inbox.put(seen)
+    backlog = inbox.drain()
+    for each_of in (seen, backlog, backlog[::-1]):
+        evaluator = Evaluator(shipped(), 575)
+        for each in each_of:
+            evaluator.add(each)
+        found.append(evaluator.findings(apart_s * count))
+    assert found[0] == found[1] == found[2] != ()
+    assert inbox.dropped == 0
+    assert len(backlog) <= max(1000, count)
+
+
+def test_a_long_storm_of_one_event_displaces_nothing() -> None:
+    inbox = Inbox(shipped())
+    inbox.put(xid(79, 2.0 * n) for n in range(3 * MAX_EVENTS))
+    assert inbox.dropped == 0
+    assert len(inbox.drain()) < 3 * MAX_EXACT + 3 * MAX_EVENTS * 2 / 90
 
 
 def test_an_event_that_is_read_twice_waits_once() -> None:

@@ -249,6 +249,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "shown": [],
         "inherited": [],
         "recurring": [],
+        "moments": [],
         "ended": [],
         "gone": [],
         "devices": [],

@@ -71,8 +71,14 @@ def test_adding_an_event_keeps_the_newest_texts_and_returns_whether_anything_has
     assert made.add(xid(79, 10.0, source="kmsg")) is True, "another source"
     assert made.add(xid(79, 10.0, text="two", source="kmsg")) is True, "another text"
     assert made.add(xid(79, 12.0, text="one", source="kmsg")) is True, "the text is newer"
-    assert made.add(xid(79, 11.0, text="one", source="kmsg")) is False, "an older one changes nothing"
-    assert made == EventBursts([(10.0, 12.0)], [(10.0, "two"), (12.0, "one")], {"kmsg": 12.0, "nvml": 10.0})
+    assert made.add(xid(79, 11.5, text="one", source="kmsg")) is True, "it is another moment"
+    assert made.add(xid(79, 11.7, text="one", source="kmsg")) is False, "an older one changes nothing"
+    assert made == EventBursts(
+        [(10.0, 12.0)],
+        [(10.0, "two"), (12.0, "one")],
+        {"kmsg": 12.0, "nvml": 10.0},
+        moments=[(10.0, 10.0), (11.5, 12.0)],
+    )
     assert made.add(xid(79, 300.0, text="three", source="a")) is True
     assert made.add(xid(79, 301.0, text="four", source="b")) is True
     assert made.add(xid(79, 301.0, text="four", source="z")) is False, "four sources are kept"
@@ -80,6 +86,7 @@ def test_adding_an_event_keeps_the_newest_texts_and_returns_whether_anything_has
         [(10.0, 12.0), (300.0, 301.0)],
         [(12.0, "one"), (300.0, "three"), (301.0, "four")],
         {"a": 300.0, "b": 301.0, "kmsg": 12.0, "nvml": 10.0},
+        moments=[(10.0, 10.0), (11.5, 12.0), (300.0, 301.0)],
     )
 
 
@@ -119,7 +126,7 @@ def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_af
 ) -> None:
     verdicts = {"reset_gpu": EventBursts([(first_s, last_s)])}
     found = driver_verdict((100, 110), verdicts, POLICY, meaning(Level.DEGRADED, Action.NONE))
-    assert (found and (found.level, found.action)) == (RESET if taken else None)
+    assert (found and (found.meaning.level, found.meaning.action)) == (RESET if taken else None)
     overridden = [(meaning(Level.DEGRADED, Action.NONE, overridden=True), [(100.0, 110.0)])]
     assert all_overridden((first_s, last_s), overridden) is taken
 
@@ -147,7 +154,7 @@ def test_the_newest_verdict_counts_but_none_does_not_and_an_earlier_one_only_if_
 ) -> None:
     made = {name: EventBursts(spans) for name, spans in verdicts.items()}
     found = driver_verdict((100, 100), made, POLICY, meaning(*RESET))
-    assert (found and (found.level, found.action)) == expected
+    assert (found and (found.meaning.level, found.meaning.action)) == expected
 
 
 def test_a_verdict_concerns_only_overridden_codes_if_every_code_with_it_is_overridden() -> None:

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.agent.inbox import Inbox
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.quotas import MAX_VARIANTS
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
-from nodeagent.policy.loading import shipped
+from nodeagent.policy.loading import load, shipped
 from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, xid
 
 POLICY = shipped()
@@ -40,6 +42,9 @@ FAULTS = [f"xid {code}" for code in (31, 48, 64, 79, 94, 95, 119, 143)]
 # More variants of one NVLink fault than the evaluator keeps, all of which mean the same.
 LINK_FAULTS = [f"link {0x00200011 + (n << 7):#010x}" for n in range(MAX_VARIANTS + 8)]
 WORDS = ["154 none", "154 reset_gpu", "154 reboot_node"]
+# Codes with the verdict that the driver sends 0.5 s later, and reports of one link by two sensors.
+STORM = ["95", "95 reboot_node", "74", "74 drain_p2p", "79", "79 reset_gpu", "48 reset_gpu", "48 reboot_node"]
+SENSORS = ["detailed", "plain", "double", "reset"]
 MARKS = ["gpu_reset", "boot", "replaced", "cleared"]
 MODES = ["mig off", "mig on", "mig on, off pending"]
 CHORES = ["restart", "reload", "forget", "look"]
@@ -234,3 +239,103 @@ def test_what_is_refused_is_counted(kinds: list[str]) -> None:
             assert made.dropped == max(0, 2 * (len([k for k in kinds[: n + 1] if k == kind]) - 3)) + sum(
                 max(0, 2 * (kinds[: n + 1].count(k) - 3)) for k in {*kinds[: n + 1]} - {kind}
             )
+
+
+Judged = tuple[Level, Action, float]
+
+
+def judged(made: Evaluator, code: int, now_s: float) -> Judged:
+    """Return a code's level, action and age; the greatest is the most severe."""
+    found = [(f.level, f.action, now_s - f.since_s) for f in made.findings(now_s) if f.code == code]
+    return max(found, default=(Level.HEALTHY, Action.NONE, 0.0))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.6, 4.0, 50.0, 170.0, 400.0]), st.sampled_from(STORM)), max_size=16)
+)
+@settings(max_examples=200)
+@example([(0.6, "95 reboot_node"), (50.0, "74 drain_p2p"), (50.0, "95")])
+@example([(0.6, "79"), (50.0, "48 reset_gpu"), (50.0, "79")])
+def test_the_driver_lowers_only_the_code_that_its_verdict_follows(steps: list[Step]) -> None:
+    made, now_s = Evaluator(POLICY, 575), 1000.0
+    for wait_s, what in steps:
+        now_s += wait_s
+        code, _, verdict = what.partition(" ")
+        before = {each: judged(made, each, now_s) for each in (48, 74, 79, 95)}
+        made.add(xid(int(code), now_s))
+        for each, known in before.items():
+            assert judged(made, each, now_s)[:2] >= known[:2], (each, what)
+        if verdict:
+            now_s += 0.5
+            made.add(xid(154, now_s, verdict))
+            for each in {*before} - {int(code)}:
+                assert judged(made, each, now_s)[:2] >= before[each][:2], (each, what)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([20.0, 60.0, 100.0, 300.0]), st.sampled_from(SENSORS)), max_size=40)
+)
+@settings(max_examples=200)
+@example([(60.0, "double"), (60.0, "reset"), *[(100.0, "plain")] * 20, (400.0, "detailed")])
+@example([*[(100.0, "plain")] * 20, (60.0, "detailed")])
+def test_a_report_without_details_counts_unless_it_is_a_double(steps: list[Step]) -> None:
+    policy = load('[xid.149]\nlevel="unhealthy"\naction="reset_gpu"\nclears="reset"\n')
+    made, now_s, newest_s, reset_s = Evaluator(policy, 575), 1000.0, 0.0, 0.0
+    for wait_s, what in steps:
+        now_s += wait_s
+        stood = [each for each in made.findings(now_s) if each.code == 149]
+        if what == "reset":
+            made.add(mark("gpu_reset", now_s))
+            reset_s = now_s
+        if what in ("detailed", "double"):
+            made.add(xid(149, now_s, "RLW Fatal 0x1 0x1"))
+        if what in ("plain", "double"):
+            made.add(xid(149, now_s + 0.1, source="nvml-events"))
+        newest_s = newest_s if what == "reset" else now_s + 0.1
+        stands = [each for each in made.findings(now_s + 0.2) if each.code == 149]
+        if newest_s > reset_s:
+            assert [each.lasting for each in stands] == [True], "no reset has come since"
+            assert not stood or stands[0].since_s <= stood[0].since_s
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.3, 0.9, 30.0, 170.0, 500.0, 9000.0]), st.sampled_from([
+    "xid 46", "xid 79", "154 reboot_node", "gpu_reset", "boot", "nvml 149", "link 149",
+])), max_size=60))  # fmt: skip
+@settings(max_examples=200)
+@example([(9000.0, "xid 46")] * 6)
+@example([(0.9, "xid 79"), (0.3, "boot")] * 6)
+def test_a_backlog_yields_the_same_findings_as_its_events_one_by_one(steps: list[Step]) -> None:
+    seen, now_s = [], 1000.0
+    for wait_s, what in steps:
+        now_s += wait_s
+        kind, _, name = what.partition(" ")
+        if kind in ("xid", "nvml", "link"):
+            details = "RLW Fatal 0x1 0x1" if kind == "link" else ""
+            seen.append(xid(int(name), now_s, details, "nvml-events" if kind == "nvml" else "kmsg"))
+        else:
+            seen.append(xid(154, now_s, name) if kind == "154" else mark(kind, now_s))
+    inbox = Inbox(POLICY)
+    inbox.put(seen)
+    found = []
+    for each_of in (seen, inbox.drain()):
+        made = Evaluator(POLICY, 575)
+        for each in each_of:
+            made.add(each)
+        found.append((made.findings(now_s), made.findings(now_s + 700.0)))
+    assert found[0] == found[1]
+
+
+@given(st.lists(st.tuples(st.floats(20.0, 900.0), st.floats(5.0, 900.0)), min_size=2, max_size=12))
+@settings(max_examples=200)
+def test_a_fault_after_each_boot_recurs_however_short_the_uptime_was(
+    boots: list[tuple[float, float]],
+) -> None:
+    made, now_s = Evaluator(POLICY, 575), 1000.0
+    for up_s, off_s in boots:
+        made.add(xid(79, now_s + up_s / 2))
+        now_s += up_s + off_s
+        facts = ((LAST_SEEN, repr(now_s - off_s)),)
+        made.add(Observation(now_s, "boot", "node", "agent", facts=facts))
+    [found] = [each for each in made.findings(now_s + 1.0) if each.code == 79]
+    assert found.action is Action.REPLACE
+    assert f"{len(boots)} times within" in found.why

@@ -80,6 +80,51 @@ def test_the_time_between_very_many_boots_is_no_time_off() -> None:
     assert said(xid(79, HOUR_S / 2), *boots, xid(79, again_s), now_s=again_s + 1) == REBOOT
 
 
+@pytest.mark.parametrize(("up_s", "off_s"), [(600.0, 120.0), (170.0, 120.0), (100.0, 120.0), (40.0, 20.0)])
+def test_a_fault_after_each_short_boot_recurs(up_s: float, off_s: float) -> None:
+    seen, at_s = [], 0.0
+    for _ in range(3):
+        seen += [xid(79, at_s + 0.8 * up_s), booted(at_s + up_s, at_s + up_s + off_s)]
+        at_s += up_s + off_s
+    for order in (seen, seen[::-1]):
+        [found] = shown(*order, now_s=at_s + 1)
+        assert (found.level, found.action, found.since_s) == (*REPLACE, 0.8 * up_s)
+        assert "3 times" in found.why
+
+
+def in_slot(device: str, entity: str, at_s: float) -> Observation:
+    facts = (("uuid", device), ("name", "NVIDIA H100 80GB HBM3"))
+    return Observation(at_s, "gpu_state", entity, "nvml-polling", facts=facts)
+
+
+@pytest.mark.parametrize("up_s", [400.0, 100.0])
+def test_a_fault_before_a_short_boot_is_the_new_gpus(up_s: float) -> None:
+    again_s, other = 9000.0 + up_s + 60, "gpu/0000:1b:00.0"
+    swapped = [in_slot("old", GPU, 0.0), in_slot("new", other, 0.1), booted(5000.0, 9000.0), xid(48, 9030.0)]
+    swapped += [in_slot("old", other, 9040.0), in_slot("new", GPU, 9040.1), booted(9000.0 + up_s, again_s)]
+    [found] = shown(*swapped, now_s=again_s + 1)
+    assert (found.entity, found.device) == (GPU, "new")
+
+
+def test_what_a_reset_has_ended_does_not_return_with_another_reset() -> None:
+    made = Evaluator(SHIPPED, 575)
+    shown(xid(48, 0.0), mark("gpu_reset", 10.0), now_s=11.0, made=made)
+    for at_s in (180.0, 340.0, 500.0):
+        shown(mark("gpu_reset", at_s), now_s=at_s, made=made)
+    assert not shown(mark("gpu_reset", 660.0), now_s=660.0, made=made)
+
+
+def test_a_milder_judgement_that_outlasts_a_recurrence_keeps_its_age() -> None:
+    recurs = (
+        "recurs_bursts=2\nrecurs_within_s=3600\nrecurs_level='unhealthy'\nrecurs_action='contact_support'"
+    )
+    made = Evaluator(load(f"[xid.1]\n{recurs}\n"), 575)
+    shown(*(xid(1, at_s) for at_s in (0.0, 1000.0, 80000.0)), now_s=80001.0, made=made)
+    for at_s in (149999.0, 150000.0):
+        [found] = shown(xid(1, at_s) if at_s == 150000.0 else xid(1, 80000.0), now_s=at_s, made=made)
+        assert (found.level, found.since_s) == (Level.DEGRADED, 0.0)
+
+
 def test_recurrence_that_asks_for_a_reboot_ends_with_it_and_not_with_a_reset() -> None:
     seen = (xid(119, 0.0), xid(119, HOUR_S), mark("gpu_reset", 2 * HOUR_S))
     assert said(*seen, now_s=DAY_S) == REBOOT
@@ -145,6 +190,58 @@ def test_the_drivers_graver_verdict_needs_its_own_remedy() -> None:
     assert said(*seen, now_s=DAY_S) == REBOOT
     assert said(*seen, mark("boot", 300.0), now_s=DAY_S) == HEALTHY
     assert said(*seen, xid(154, 300.0, "none"), now_s=DAY_S) == HEALTHY, "the driver takes it back"
+
+
+@pytest.mark.parametrize("before_s", [50.0, 6.0])
+@pytest.mark.parametrize("own", ["reboot_node", ""])
+def test_a_repeat_is_not_lowered_by_the_drivers_verdict_on_another_code(own: str, before_s: float) -> None:
+    """The burst of the repeated code covers the verdict that is about an NVLink error."""
+    code, link = (95, "0x0,0x0,0x10,0x0,0x0,0x0,0x0") if own else (79, "0x0,0x0,0x10,0x0,0x0,0x0,0x0")
+    first = (xid(code, 0.0), *([xid(154, 1.0, own)] if own else []))
+    seen = [*first, xid(74, 100.0, link), xid(154, 101.0, "drain_p2p"), xid(code, 150.0)]
+    seen += [xid(code, 100.0 - before_s)]
+    assert said(*first, now_s=2.0) == REBOOT
+    for order in (seen, seen[::-1], sorted(seen, key=lambda each: each.at_s)):
+        [found] = [each for each in shown(*order, now_s=DAY_S) if each.code == code]
+        assert (found.level, found.action, found.lasting) == (*REBOOT, True)
+
+
+def test_a_verdict_of_its_own_still_lowers_a_repeated_code() -> None:
+    seen = (xid(95, 0.0), xid(154, 1.0, "reboot_node"), xid(74, 100.0), xid(154, 101.0, "drain_p2p"))
+    [found] = [
+        each
+        for each in shown(*seen, xid(95, 150.0), xid(154, 150.5, "reset_gpu"), now_s=DAY_S)
+        if each.code == 95
+    ]
+    assert (found.level, found.action) == RESET
+
+
+def test_a_later_burst_is_not_lowered_by_the_verdict_on_another_code() -> None:
+    seen = (xid(74, 0.0), xid(154, 1.0, "reboot_node"), xid(74, 400.0), xid(48, 401.0))
+    [found] = [each for each in shown(*seen, xid(154, 402.0, "reset_gpu"), now_s=500.0) if each.code == 74]
+    assert (found.level, found.action) == REBOOT
+
+
+# -- two sensors, one of which sees no details
+
+
+def test_an_event_without_details_is_a_double_only_near_an_event_with_details() -> None:
+    plain = [xid(149, 100.0 * n, source="nvml-events") for n in range(72)]
+    detailed = xid(149, 0.0, "RLW Fatal 0x1 0x1")
+    [found] = shown(detailed, *plain, mark("gpu_reset", 60.0), now_s=2 * HOUR_S)
+    assert (found.lasting, found.last_s) == (True, 7100.0), "they follow the reset"
+    doubles = [xid(149, 0.1, source="nvml-events"), detailed, mark("gpu_reset", 60.0)]
+    assert said(*doubles, now_s=661.0) == HEALTHY
+
+
+def test_a_line_with_details_hides_no_earlier_event_without_them() -> None:
+    made = Evaluator(SHIPPED, 575)
+    plain = [xid(74, 100.0 * n, source="nvml-events") for n in range(864)]
+    [before] = shown(*plain, now_s=DAY_S, made=made)
+    ignorable = xid(74, DAY_S, "0x40000000,0x0,0x0,0x0,0x0,0x0,0x0")
+    for now_s in (DAY_S, DAY_S + 660.0):
+        [found] = shown(ignorable, now_s=now_s, made=made)
+        assert (found.level, found.lasting, found.since_s) == (before.level, True, 0.0)
 
 
 # -- witnesses
