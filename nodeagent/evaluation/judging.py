@@ -139,8 +139,8 @@ class Judge:
 
         Besides the event itself, this is the growth of counters, which is compared with Xids, and the
         driver's verdict, which is ignored for Xids that the operator has overridden. If the event is a
-        verdict, or ends findings, all events of its entity are evaluated again. So they are if a later verdict
-        is known, because it may be about this event instead of another one.
+        verdict, or ends findings, all events of its entity are evaluated again. The same holds if a later
+        verdict is known, because it may be about this event instead of another one.
         """
         entity, check, code = event
         verdicts = self._evidence.events.get((entity, "xid", VERDICT_XID), {})
