@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.fileio import durable
-from nodeagent.agent import clean_time
+from nodeagent.agent import clean_time, unsaved
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.evaluation import memory
@@ -168,8 +168,9 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
     """Return the newest saved state, and one line for each file that could not be used.
 
     If there is such a line, the state has a new id, because a part of it, or all of it, is lost. Files that
-    an earlier agent set aside count if no other is there, because that agent has not saved its state. If
-    there is no file at all, nothing is lost.
+    an earlier agent set aside count if no other is there, because that agent has not saved its state. A file
+    that is out of date, because a later save failed (`unsaved`), is used, with a line. If there is no file at
+    all, nothing is lost.
 
     Args:
         folder: The folder of the files.
@@ -185,6 +186,8 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         path = folder / name
         try:
             found = _read(path)
+            if _head(path) in unsaved.marks(folder):
+                problems.append(f"{path} is out of date: a later state could not be saved")
             return replace(found, id=new_id()) if problems else found, tuple(problems)
         except FileNotFoundError:
             continue
@@ -202,8 +205,21 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
     return SavedState(), tuple(problems or _unused(folder))
 
 
+def mark_unsaved(folder: Path, generation: int) -> None:
+    """Record that the file which `load` would use is out of date. Raises OSError."""
+    paths = [folder / name for each in _generations(folder) for name in names(each)]
+    unsaved.mark(folder, generation, next((_head(each) for each in paths if each.exists()), unsaved.NO_FILE))
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(unsaved.SIZE).strip()
+
+
 def _unused(folder: Path) -> list[str]:
-    """Return a line if the folder has files that were set aside, and no others."""
+    """Return a line if the folder has no file that can be used, but should have one."""
+    if unsaved.NO_FILE in unsaved.marks(folder):
+        return [f"{folder} has no saved state: an earlier agent could not save any"]
     try:
         kept = sorted(each.name for each in folder.iterdir() if _SET_ASIDE.fullmatch(each.name))
     except FileNotFoundError:

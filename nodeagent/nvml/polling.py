@@ -138,9 +138,8 @@ def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, sess
         fell = known.take_uncorrected(reading.value, session.number)
         if fell and _keeps_counters(query, known):
             return "its volatile counter of uncorrected errors restarted from zero"
-    elif reading.check == "recovery_action":
-        if _request_was_met(int(reading.value), query, known, session):
-            return "the driver no longer requests a reset"
+    elif reading.check == "recovery_action" and _request_was_met(int(reading.value), query, known, session):
+        return "the driver no longer requests a reset"
     return ""
 
 

@@ -16,7 +16,19 @@ json_values = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                ["most", "driver_load", "gpus", "uuid", "state", "links", "mig_links", "mig", "recovery", "x", "request_kept"]
+                [
+                    "most",
+                    "driver_load",
+                    "gpus",
+                    "uuid",
+                    "state",
+                    "links",
+                    "mig_links",
+                    "mig",
+                    "recovery",
+                    "x",
+                    "request_kept",
+                ]
             ),
             inner,
             max_size=6,
