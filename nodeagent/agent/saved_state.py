@@ -142,7 +142,12 @@ def return_to_first_generation(folder: Path) -> None:
     May be called again after an interruption. No other process may be writing to the folder.
     """
     later = [each for each in _generations(folder) if each]
+    # `load` uses the greatest generation. So the ones between are removed while the newest still has its own
+    # name, because they would be greater than the first.
+    for each in (each for generation in later[1:] for each in names(generation)):
+        (folder / each).unlink(missing_ok=True)
     if later:
+        durable.sync_directory(folder)
         name, before = names(later[0])
         if (folder / name).exists():
             with suppress(FileNotFoundError):
@@ -150,8 +155,6 @@ def return_to_first_generation(folder: Path) -> None:
         else:
             name = before
         os.replace(folder / name, folder / NAME)
-    for each in (each for generation in later for each in names(generation)):
-        (folder / each).unlink(missing_ok=True)
 
 
 def _generations(folder: Path) -> list[int]:
