@@ -52,13 +52,7 @@ TESTS = "test"  # the folder that `serve --test` uses within the state folder
 
 def check(options: argparse.Namespace) -> int:
     """Observe for a while, print the health, and exit with the code of the worst level."""
-    parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
-    try:
-        foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
-    except NoAnswer:
-        foreign = f"{ROOT_STATE}: the disk has not answered for {ASK_S:g} s; it may have a saved state"
-    if foreign is not None:
-        parts.problems = (*parts.problems, foreign)
+    parts = _parts_of_reader(options, quick_s=options.for_s)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
     agent.watch(parts.sensors)
@@ -94,7 +88,7 @@ def _show_health(found: Mapping[str, Any], as_json: bool) -> None:
 
 def watch(options: argparse.Namespace) -> int:
     """Watch the node and print each change as it happens, until Ctrl-C."""
-    parts = assembly.assemble(options, keeps=False)
+    parts = _parts_of_reader(options)
 
     def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
@@ -353,6 +347,18 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
         raise BadInput(f"--state-dir {folder}: the disk has not answered for {ASK_S:g} s") from None
     except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error}") from None
+
+
+def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) -> AgentParts:
+    """Return the parts of an agent that only reads the saved state, with a problem if it is another user's."""
+    parts = assembly.assemble(options, keeps=False, quick_s=quick_s)
+    try:
+        foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
+    except NoAnswer:
+        foreign = f"{ROOT_STATE}: the disk has not answered for {ASK_S:g} s; it may have a saved state"
+    if foreign is not None:
+        parts.problems = (*parts.problems, foreign)
+    return parts
 
 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
