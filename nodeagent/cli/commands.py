@@ -350,7 +350,7 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
 
 
 def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) -> AgentParts:
-    """Return the parts of an agent that only reads the saved state, with a problem if it is another user's."""
+    """Return the parts of an agent that only reads the state, with a problem if that is another user's."""
     parts = assembly.assemble(options, keeps=False, quick_s=quick_s)
     try:
         foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped.
-MAX_KEPT = 64
+# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped, and
+# counted. `forget` accepts only entities of the node, and a node has fewer for all its baselines.
+MAX_KEPT = 4096
 MAX_ENTITY = 200  # characters
 
 GPUS, NVLINKS, WIDTHS, PORTS, INTERFACES = "gpus", "nvlinks", "pcie-widths", "ports", "interfaces"
@@ -50,6 +51,7 @@ class ForgetRequests:
     def __init__(self, saved: Any = None) -> None:
         """Continue from the result of `dump` before a restart; start without requests if it is malformed."""
         self._count, self._numbers = _restored(saved)
+        self.dropped = 0  # requests that no sensor may have taken
 
     def add(self, request: Forgotten) -> None:
         """Number a request. It replaces an earlier one for the same baseline and entity."""
@@ -58,6 +60,7 @@ class ForgetRequests:
         numbers[request] = self._count
         for oldest in list(numbers)[:-MAX_KEPT]:
             del numbers[oldest]
+            self.dropped += 1
         self._numbers = numbers  # replaced as a whole, because other threads read it
 
     def after(self, number: int) -> Iterator[tuple[int, Forgotten]]:

@@ -27,7 +27,7 @@ from nodeagent.model import Observation
 from nodeagent.sensing import baselines
 from nodeagent.sensing.baselines import MAX_ENTITY, ForgetRequests
 from nodeagent.sensing.clock import Anchor, Clock
-from nodeagent.sensing.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 
 FILE = "cleared.jsonl"
 CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
@@ -204,10 +204,18 @@ class OperatorRequests:
         release = self.release
         return -inf if release is None else self._clock.anchor.offset_s + release.until_boottime_s
 
+    def left_out(self) -> tuple[Omission, ...]:
+        """Return how many requests to forget a baseline were dropped."""
+        dropped = self.forgets.dropped
+        return (Omission("forget", f"{dropped} requests were dropped; repeat them"),) if dropped else ()
+
     def read_ahead(self) -> None:
         """Read the new lines before the other sensors start; the next `read` returns the observations."""
         with suppress(Unavailable):
-            self._take_lines()
+            before = -1
+            while before != self._offset:
+                before = self._offset
+                self._take_lines()
 
     def read(self) -> Iterable[Observation]:
         self._take_lines()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.process.clock import boot_id
-from nodeagent.sensing import operator_requests
+from nodeagent.sensing import baselines, operator_requests
 from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import FILE, OperatorRequests, effective_s
@@ -266,3 +266,22 @@ def test_the_wall_clock_orders_only_requests_of_boots_that_have_ended() -> None:
     assert at("now", 5.0, 0.0).is_after(at("a", 6.0, 9.0), "now")
     assert not at("a", 6.0, 9.0).is_after(at("now", 5.0, 0.0), "now")
     assert at("b", 1.0, 9.0).is_after(at("a", 6.0, 8.0), "now")
+
+
+def test_all_requests_of_the_time_without_an_agent_take_effect_at_its_start(tmp_path: Path) -> None:
+    for number in range(500):
+        operator_requests.record_forget(tmp_path, "nvlinks", f"gpu/{number}", "x" * 200)
+    assert (tmp_path / FILE).stat().st_size > operator_requests.MAX_BYTES
+    found = reader(tmp_path)
+    found.read_ahead()
+    assert len(list(found.forgets.after(0))) == 500
+    assert found.left_out() == ()
+
+
+def test_requests_that_are_dropped_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "MAX_KEPT", 2)
+    for number in range(3):
+        operator_requests.record_forget(tmp_path, "nvlinks", f"gpu/{number}", "")
+    found = reader(tmp_path)
+    found.read_ahead()
+    assert [each.why for each in found.left_out()] == ["1 requests were dropped; repeat them"]
