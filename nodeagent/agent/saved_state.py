@@ -39,6 +39,7 @@ _DAMAGED = "damaged"  # in the name of a file that was set aside: memory.damaged
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
 _SET_ASIDE = re.compile(rf"memory[.\d]*(?:\.before)?\.(?:{_DAMAGED}|version-.*)\.json")
+_HEAD = re.compile(rb"[0-9a-f]{8} \d{1,12}")
 MAX_ID = 64  # characters
 # The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -189,6 +190,8 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         path = folder / name
         try:
             found = _read(path)
+            if problems:
+                problems[-1] += f"; {name}, an earlier version, is used instead"
             if _head(path) in unsaved.marks(folder):
                 problems.append(f"{path} is out of date: a later state could not be saved")
             return replace(found, id=new_id()) if problems else found, tuple(problems)
@@ -205,6 +208,8 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         problems.append(f"{path} is not used: {why}{_set_aside(path, label) if set_aside else ''}")
     if unread is not None:
         raise unread
+    if problems:
+        problems[-1] += "; no other file can be used, so the agent starts a new state"
     return SavedState(), tuple(problems or _unused(folder))
 
 
@@ -244,9 +249,11 @@ def _read(path: Path) -> SavedState:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
     head, _, raw = path.read_bytes().partition(b"\n")
+    if not _HEAD.fullmatch(head):
+        raise ValueError("its first line is not a checksum and a size, as in every file of this agent")
     crc, size = head.split()
     if int(size) != len(raw) or int(crc, 16) != zlib.crc32(raw):
-        raise ValueError("size or checksum differs from its first line")
+        raise ValueError("its size or checksum is not that of its first line, so it is torn or damaged")
     found = json.loads(raw, parse_float=_finite, parse_constant=_finite)
     if found["version"] > VERSION:
         raise _WrittenByNewerAgent(found["version"])
