@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped, and
-# counted. `forget` accepts only entities of the node, and a node has fewer for all its baselines.
+# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped,
+# and counted. `forget` accepts only entities of the node, and a node has fewer for all its baselines.
 MAX_KEPT = 4096
 MAX_ENTITY = 200  # characters
 
@@ -29,6 +29,10 @@ BASELINES: Mapping[str, str] = MappingProxyType(
         PORTS: "which InfiniBand ports the node had and were up, and their best rates",
         INTERFACES: "which network interfaces were up",
     }
+)
+# The kind of entity that has the baseline; a baseline that is not listed here is of the whole node.
+KIND_OF: Mapping[str, str] = MappingProxyType(
+    {NVLINKS: "gpu", WIDTHS: "device", PORTS: "port", INTERFACES: "net"}
 )
 
 
