@@ -353,9 +353,10 @@ def _entities(found: saved_state.SavedState) -> list[str]:
     """Return the entities in a saved state: those with evidence, and the hardware that the sensors know."""
     raw = found.evidence
     entities = {str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())}
-    sysfs = found.positions.get(SysfsSensor.name)
-    for kind in ("known_devices", "known_ports", "known_interfaces") if isinstance(sysfs, dict) else ():
-        known = sysfs.get(kind)
+    position = found.positions.get(SysfsSensor.name)
+    of_sysfs: dict[str, Any] = position if isinstance(position, dict) else {}
+    for kind in ("known_devices", "known_ports", "known_interfaces"):
+        known = of_sysfs.get(kind)
         entities |= {str(each) for each in known} if isinstance(known, dict) else set()
     return sorted(entities)
 
