@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.fileio import durable
-from nodeagent.agent import clean_time
+from nodeagent.agent import clean_time, unsaved
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.evaluation import memory
@@ -39,6 +39,7 @@ _DAMAGED = "damaged"  # in the name of a file that was set aside: memory.damaged
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 _NAMES = re.compile(r"memory(?:\.(\d{1,9}))?(?:\.before)?\.json")
 _SET_ASIDE = re.compile(rf"memory[.\d]*(?:\.before)?\.(?:{_DAMAGED}|version-.*)\.json")
+_HEAD = re.compile(rb"[0-9a-f]{8} \d{1,12}")
 MAX_ID = 64  # characters
 # The errors of file systems without hard links, and of mounts that refuse them.
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -142,7 +143,12 @@ def return_to_first_generation(folder: Path) -> None:
     May be called again after an interruption. No other process may be writing to the folder.
     """
     later = [each for each in _generations(folder) if each]
+    # `load` uses the greatest generation. So the ones between are removed while the newest still has its own
+    # name, because they would be greater than the first.
+    for each in (each for generation in later[1:] for each in names(generation)):
+        (folder / each).unlink(missing_ok=True)
     if later:
+        durable.sync_directory(folder)
         name, before = names(later[0])
         if (folder / name).exists():
             with suppress(FileNotFoundError):
@@ -150,8 +156,6 @@ def return_to_first_generation(folder: Path) -> None:
         else:
             name = before
         os.replace(folder / name, folder / NAME)
-    for each in (each for generation in later for each in names(generation)):
-        (folder / each).unlink(missing_ok=True)
 
 
 def _generations(folder: Path) -> list[int]:
@@ -168,8 +172,9 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
     """Return the newest saved state, and one line for each file that could not be used.
 
     If there is such a line, the state has a new id, because a part of it, or all of it, is lost. Files that
-    an earlier agent set aside count if no other is there, because that agent has not saved its state. If
-    there is no file at all, nothing is lost.
+    an earlier agent set aside count if no other is there, because that agent has not saved its state. A file
+    that is out of date, because a later save failed (`unsaved`), is used, with a line. If there is no file at
+    all, nothing is lost.
 
     Args:
         folder: The folder of the files.
@@ -185,6 +190,10 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         path = folder / name
         try:
             found = _read(path)
+            if problems:
+                problems[-1] += f"; {name}, an earlier version, is used instead"
+            if _head(path) in unsaved.marks(folder):
+                problems.append(f"{path} is out of date: a later state could not be saved")
             return replace(found, id=new_id()) if problems else found, tuple(problems)
         except FileNotFoundError:
             continue
@@ -199,11 +208,26 @@ def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[st
         problems.append(f"{path} is not used: {why}{_set_aside(path, label) if set_aside else ''}")
     if unread is not None:
         raise unread
+    if problems:
+        problems[-1] += "; no other file can be used, so the agent starts a new state"
     return SavedState(), tuple(problems or _unused(folder))
 
 
+def mark_unsaved(folder: Path, generation: int) -> None:
+    """Record that the file which `load` would use is out of date. Raises OSError."""
+    paths = [folder / name for each in _generations(folder) for name in names(each)]
+    unsaved.mark(folder, generation, next((_head(each) for each in paths if each.exists()), unsaved.NO_FILE))
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(unsaved.SIZE).strip()
+
+
 def _unused(folder: Path) -> list[str]:
-    """Return a line if the folder has files that were set aside, and no others."""
+    """Return a line if the folder has no file that can be used, but should have one."""
+    if unsaved.NO_FILE in unsaved.marks(folder):
+        return [f"{folder} has no saved state: an earlier agent could not save any"]
     try:
         kept = sorted(each.name for each in folder.iterdir() if _SET_ASIDE.fullmatch(each.name))
     except FileNotFoundError:
@@ -225,9 +249,11 @@ def _read(path: Path) -> SavedState:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
     head, _, raw = path.read_bytes().partition(b"\n")
+    if not _HEAD.fullmatch(head):
+        raise ValueError("its first line is not a checksum and a size, as in every file of this agent")
     crc, size = head.split()
     if int(size) != len(raw) or int(crc, 16) != zlib.crc32(raw):
-        raise ValueError("size or checksum differs from its first line")
+        raise ValueError("its size or checksum is not that of its first line, so it is torn or damaged")
     found = json.loads(raw, parse_float=_finite, parse_constant=_finite)
     if found["version"] > VERSION:
         raise _WrittenByNewerAgent(found["version"])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.process.clock import seconds_to_next_tick
-from nodeagent.agent import claim, saved_state
+from nodeagent.agent import claim, saved_state, unsaved
 from nodeagent.agent.claim import Claim, FolderInUse
 from nodeagent.sensing.sensor import WAIT_S
 
@@ -114,7 +115,19 @@ class StateWriter:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self._claim is None:
                 self._claim = claim.take(self._folder)
+            with suppress(OSError):  # the save reports what is wrong
+                unsaved.reserve(self._folder, self._claim.generation)
             saved_state.write(self._folder, content, self._claim.generation)
         except (OSError, FolderInUse) as error:
-            return f"the state cannot be saved: {error}"
+            return f"the state cannot be saved: {error}{self._mark_unsaved()}"
+        return ""
+
+    def _mark_unsaved(self) -> str:
+        """Record for the next start that the saved state is out of date; return a clause if that fails."""
+        if self._claim is None:
+            return ""
+        try:
+            saved_state.mark_unsaved(self._folder, self._claim.generation)
+        except OSError as error:
+            return f"; nor can this be recorded for the next start: {error}"
         return ""

@@ -129,7 +129,7 @@ def assemble(
         requests.read_ahead()
     sensors = [
         *_sensors(options, chosen, clock, state, driver, lines, trusting, requests.forgets),
-        FittedSensor(requests, requests.position, reads_state=True),
+        FittedSensor(requests, requests.position, requests.left_out, reads_state=True),
     ]
     if quick_s is not None:
         for each in sensors:

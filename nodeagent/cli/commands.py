@@ -28,10 +28,11 @@ from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
-from nodeagent.sensing import operator_requests
+from nodeagent.sensing import baselines, operator_requests
 from nodeagent.server import report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injected_observations import observation_injector
+from nodeagent.sysfs.sensor import SysfsSensor
 
 if TYPE_CHECKING:  # the other commands do not load the server
     from aiohttp import web
@@ -52,13 +53,7 @@ TESTS = "test"  # the folder that `serve --test` uses within the state folder
 
 def check(options: argparse.Namespace) -> int:
     """Observe for a while, print the health, and exit with the code of the worst level."""
-    parts = assembly.assemble(options, keeps=False, quick_s=options.for_s)
-    try:
-        foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
-    except NoAnswer:
-        foreign = f"{ROOT_STATE}: the disk has not answered for {ASK_S:g} s; it may have a saved state"
-    if foreign is not None:
-        parts.problems = (*parts.problems, foreign)
+    parts = _parts_of_reader(options, quick_s=options.for_s)
     agent = _agent(parts, lambda _: None)
     began_s = parts.clock.now_s()
     agent.watch(parts.sensors)
@@ -94,7 +89,7 @@ def _show_health(found: Mapping[str, Any], as_json: bool) -> None:
 
 def watch(options: argparse.Namespace) -> int:
     """Watch the node and print each change as it happens, until Ctrl-C."""
-    parts = assembly.assemble(options, keeps=False)
+    parts = _parts_of_reader(options)
 
     def report_changes(found: Sequence[Mapping[str, Any]]) -> None:
         for each in found:
@@ -262,14 +257,8 @@ def clear(options: argparse.Namespace) -> int:
     """Record that an operator declares an entity healthy."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
     name = options.entity
-    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
     remembered, _ = _remembered(folder)
-    known = _entities(remembered)
-    if entity not in known:
-        near = difflib.get_close_matches(entity, known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
-        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {accepted}")
+    entity = _known_entity(name, _entities(remembered), folder)
     _recorded(folder, lambda: operator_requests.record_clear(folder, entity, options.why, remembered.anchor))
     output.show(
         f"{entity}: recorded; the agent clears its findings within seconds. "
@@ -281,12 +270,32 @@ def clear(options: argparse.Namespace) -> int:
 def forget(options: argparse.Namespace) -> int:
     """Record an operator's request to forget a baseline."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
-    name = options.entity
-    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    entity = _entity_with_baseline(options.baseline, options.entity, folder) if options.entity else ""
     _recorded(folder, lambda: operator_requests.record_forget(folder, options.baseline, entity, options.why))
     of = f" of {entity}" if entity else ""
     output.show(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
     return 0
+
+
+def _entity_with_baseline(baseline: str, name: str, folder: Path) -> str:
+    """Return the entity whose baseline is to be forgotten. Raises BadInput if there is no such entity."""
+    kind = baselines.KIND_OF.get(baseline)
+    if kind is None:
+        raise BadInput(f"--entity {name!r}: {baseline} is a baseline of the node: expected no --entity")
+    remembered, _ = _remembered(folder)
+    known = [each for each in _entities(remembered) if model.kind_of(each) == kind]
+    return _known_entity(name, known, folder, f"{kind}/... with {baseline}: ")
+
+
+def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "") -> str:
+    """Return the entity that the user has named. Raises BadInput if it is not known, with what is."""
+    entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    if entity not in known:
+        near = difflib.get_close_matches(entity, known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
+        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{accepted}")
+    return entity
 
 
 def release(options: argparse.Namespace) -> int:
@@ -343,9 +352,15 @@ _HANGS = "a call to the driver may hang; `holdfast node check` names the sensor"
 
 
 def _entities(found: saved_state.SavedState) -> list[str]:
-    """Return the entities in a saved state."""
+    """Return the entities in a saved state: those with evidence, and the hardware that the sensors know."""
     raw = found.evidence
-    return sorted({str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())})
+    entities = {str(each[0]) for kind in ("series", "events") for each in raw.get(kind, ())}
+    position = found.positions.get(SysfsSensor.name)
+    of_sysfs: dict[str, Any] = position if isinstance(position, dict) else {}
+    for kind in ("known_devices", "known_ports", "known_interfaces"):
+        known = of_sysfs.get(kind)
+        entities |= {str(each) for each in known} if isinstance(known, dict) else set()
+    return sorted(entities)
 
 
 def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
@@ -355,6 +370,18 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
         raise BadInput(f"--state-dir {folder}: the disk has not answered for {ASK_S:g} s") from None
     except OSError as error:
         raise BadInput(f"--state-dir {folder}: {error}") from None
+
+
+def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) -> AgentParts:
+    """Return the parts of an agent that only reads the state, with a problem if that is another user's."""
+    parts = assembly.assemble(options, keeps=False, quick_s=quick_s)
+    try:
+        foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
+    except NoAnswer:
+        foreign = f"{ROOT_STATE}: the disk has not answered for {ASK_S:g} s; it may have a saved state"
+    if foreign is not None:
+        parts.problems = (*parts.problems, foreign)
+    return parts
 
 
 def _foreign_memory(options: argparse.Namespace) -> str | None:

@@ -38,7 +38,6 @@ class NvmlSession:
     branch: int | None = None  # the driver's branch, such as 575
     load: str = ""  # identifies the load of the kernel module: see `inventory.driver_load`
     after_loss: bool = False  # the previous session ended because the driver was gone
-    renewed: bool = False  # the previous session was healthy, and the agent ended it to search for GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ class NvmlDriver:
         self._session: NvmlSession | None = None
         self._ended: _Ended | None = None
         self._lost = False  # the driver was lost since the last session that started successfully
-        self._renewed = False  # the last session ended only because of `renew`
         self._number = 0
         self.branch: int | None = None  # the branch of the driver last seen
 
@@ -110,7 +108,7 @@ class NvmlDriver:
                 self._busy = ""
                 self._session = session
                 if session is not None:
-                    self._lost = self._renewed = False
+                    self._lost = False
                     self._users.add(who)
                     self.branch = session.branch
                 self._changed.notify_all()
@@ -132,9 +130,7 @@ class NvmlDriver:
             raise library.driver_gone(error.value, during) from None
         self._number += 1
         load = inventory.driver_load(self.sysfs)
-        return NvmlSession(
-            self._number, version, library_version, branch_of(version), load, self._lost, self._renewed
-        )
+        return NvmlSession(self._number, version, library_version, branch_of(version), load, self._lost)
 
     def usable(self, session: NvmlSession) -> bool:
         """Return True if the session is still open. Takes no lock. Call before every blocking call."""
@@ -153,7 +149,6 @@ class NvmlDriver:
             if self._session is session and (self._ended is None or self._ended.renewal):
                 self._ended = ended
                 self._lost = self._lost or ended.state not in (library.OK, library.FAILED)
-                self._renewed = ended.renewal
                 self._changed.notify_all()
 
     def leave(self, who: str) -> None:

@@ -191,7 +191,9 @@ class NvmlEvents:
         self._set: NvmlEventSet | None = None
         self._failed = 0  # waits that have failed in a row
         self._registered_s = 0.0  # when GPUs were last registered
-        self._requested: dict[str, GpuHistory] = {}  # by UUID: the last recovery action
+        # By UUID: the last recovery action since the sensor joined NVML. Between two sessions, the driver may
+        # forget its request without a reset; `polling` compares across them.
+        self._requested: dict[str, GpuHistory] = {}
 
     def open(self) -> None:
         self._failed = 0
@@ -247,6 +249,7 @@ class NvmlEvents:
         if self._set is not None:
             self._set.free()
         self._set = self._session = None
+        self._requested.clear()
         self.progress.mark("nvmlShutdown")
         self._driver.leave(self.name)
 

@@ -42,6 +42,7 @@ class GpuHistory:
     links_by_mig: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))  # see `links`
     mig: bool = False  # MIG was on
     recovery: int = 0  # the driver's recovery action
+    request_kept: bool = False  # persistence mode was on when the driver's request for a reset was last read
     nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
@@ -84,9 +85,20 @@ class GpuHistory:
 
     def take_recovery(self, action: int) -> bool:
         """Record the action that the driver requests; return True if it no longer requests a reset."""
-        done = self.recovery not in _NO_RESET and action == 0
+        done = self.requests_reset and action == 0
         self.recovery = action
         return done
+
+    @property
+    def requests_reset(self) -> bool:
+        """True if the driver's recovery action, as last read, requires a reset."""
+        return self.recovery not in _NO_RESET
+
+    def take_persistence(self, mode: bool | None, session: int) -> None:
+        """Record the persistence mode, also for a request for a reset that was read in the same session."""
+        self.persistence = mode
+        if self.recovery_in == session:
+            self.request_kept = mode is True
 
 
 @dataclass(slots=True)
@@ -122,6 +134,7 @@ class NodeGpus:
                     "mig_links": sorted(each.links_by_mig[True]),
                     "mig": each.mig,
                     "recovery": each.recovery,
+                    "request_kept": each.request_kept,
                     "nvlink_total": each.nvlink_total.dump(),
                 }
                 for pci, each in self.gpus.items()
@@ -148,6 +161,7 @@ def _gpu(raw: dict[Any, Any]) -> GpuHistory:
         links_by_mig=(_links(raw.get("links")), _links(raw.get("mig_links"))),
         mig=raw.get("mig") is True,
         recovery=_count(raw.get("recovery"), 0xFF),
+        request_kept=raw.get("request_kept") is True,
         nvlink_total=CounterSum.load(raw.get("nvlink_total")),
     )
 

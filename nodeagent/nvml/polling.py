@@ -122,7 +122,7 @@ def _values(
     query: GpuQuery, known: GpuHistory, due: frozenset[str], reasons: list[str], session: NvmlSession
 ) -> Iterator[GpuReading]:
     if MODES in due:
-        known.persistence = gpu_checks.persistence_mode(query)
+        known.take_persistence(gpu_checks.persistence_mode(query), session.number)
         known.take_mig(gpu_checks.mig_mode(query))
     for probe in _due_probes(due):
         for reading in probe.read(query, known):
@@ -138,20 +138,30 @@ def _sign_of_reset(reading: GpuReading, query: GpuQuery, known: GpuHistory, sess
         fell = known.take_uncorrected(reading.value, session.number)
         if fell and _keeps_counters(query, known):
             return "its volatile counter of uncorrected errors restarted from zero"
-    elif reading.check == "recovery_action":
-        done = known.take_recovery(int(reading.value))
-        after_renewal = session.renewed and known.recovery_in != session.number
-        known.recovery_in = session.number
-        if done and (not after_renewal or _keeps_counters(query, known)):
-            return "the driver no longer requests a reset"
+    elif reading.check == "recovery_action" and _request_was_met(int(reading.value), query, known, session):
+        return "the driver no longer requests a reset"
     return ""
+
+
+def _request_was_met(action: int, query: GpuQuery, known: GpuHistory, session: NvmlSession) -> bool:
+    """Record the recovery action; return True if the driver has taken back its request because of a reset.
+
+    Between two sessions of NVML (a restart of the agent, a release, a renewal), the driver forgets the
+    request when the last program closes the GPU, unless persistence mode is on. So a request that ends there
+    shows a reset only if the mode was on when the request was last read, and is on now.
+    """
+    same_session, before = known.recovery_in == session.number, known.recovery
+    done, known.recovery_in = known.take_recovery(action), session.number
+    if known.requests_reset and not (same_session and action == before):
+        known.request_kept = gpu_checks.persistence_mode(query) is True
+    return done and (same_session or (known.request_kept and gpu_checks.persistence_mode(query) is True))
 
 
 def _keeps_counters(query: GpuQuery, known: GpuHistory) -> bool:
     """Return True if persistence mode was on at the last reading and is still on.
 
-    Without it, the driver forgets a GPU's counters and its request for a reset when the last program closes
-    the GPU. That may be the agent itself, when it initialises NVML again to search for a missing GPU.
+    Without it, the driver forgets a GPU's counters when the last program closes the GPU. That may be the
+    agent itself, when it initialises NVML again to search for a missing GPU.
     """
     before, known.persistence = known.persistence, gpu_checks.persistence_mode(query)
     return before is True and known.persistence is True

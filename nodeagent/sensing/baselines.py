@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped.
-MAX_KEPT = 64
+# The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped,
+# and counted. `forget` accepts only entities of the node, and a node has fewer for all its baselines.
+MAX_KEPT = 4096
 MAX_ENTITY = 200  # characters
 
 GPUS, NVLINKS, WIDTHS, PORTS, INTERFACES = "gpus", "nvlinks", "pcie-widths", "ports", "interfaces"
@@ -28,6 +29,10 @@ BASELINES: Mapping[str, str] = MappingProxyType(
         PORTS: "which InfiniBand ports the node had and were up, and their best rates",
         INTERFACES: "which network interfaces were up",
     }
+)
+# The kind of entity that has the baseline; a baseline that is not listed here is of the whole node.
+KIND_OF: Mapping[str, str] = MappingProxyType(
+    {NVLINKS: "gpu", WIDTHS: "device", PORTS: "port", INTERFACES: "net"}
 )
 
 
@@ -50,6 +55,7 @@ class ForgetRequests:
     def __init__(self, saved: Any = None) -> None:
         """Continue from the result of `dump` before a restart; start without requests if it is malformed."""
         self._count, self._numbers = _restored(saved)
+        self.dropped = 0  # requests that no sensor may have taken
 
     def add(self, request: Forgotten) -> None:
         """Number a request. It replaces an earlier one for the same baseline and entity."""
@@ -58,6 +64,7 @@ class ForgetRequests:
         numbers[request] = self._count
         for oldest in list(numbers)[:-MAX_KEPT]:
             del numbers[oldest]
+            self.dropped += 1
         self._numbers = numbers  # replaced as a whole, because other threads read it
 
     def after(self, number: int) -> Iterator[tuple[int, Forgotten]]:

@@ -27,7 +27,7 @@ from nodeagent.model import Observation
 from nodeagent.sensing import baselines
 from nodeagent.sensing.baselines import MAX_ENTITY, ForgetRequests
 from nodeagent.sensing.clock import Anchor, Clock
-from nodeagent.sensing.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 
 FILE = "cleared.jsonl"
 CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
@@ -48,6 +48,23 @@ class GpuRelease:
     @property
     def name(self) -> str:
         return f"{self.boot_id} {self.until_boottime_s:.6f}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTime:
+    """When a request was made."""
+
+    boot_id: str
+    boottime_s: float
+    wall_s: float
+
+    def is_after(self, other: RequestTime, this_boot: str) -> bool:
+        """Return True if this is later. The wall clock decides only between two boots that have ended."""
+        if self.boot_id == other.boot_id:
+            return self.boottime_s > other.boottime_s
+        if this_boot in (self.boot_id, other.boot_id):
+            return self.boot_id == this_boot
+        return self.wall_s > other.wall_s
 
 
 def record_clear(folder: Path, entity: str, why: str, anchor: Anchor | None) -> None:
@@ -133,7 +150,9 @@ def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> flo
 class OperatorRequests:
     """Reads new lines of the file; each takes effect as of the time when it was written (`effective_s`).
 
-    So a line that is read again, after the saved state was lost, does not clear a later finding.
+    So a line that is read again, after the saved state was lost, does not clear a later finding. If the file
+    has become shorter (it was edited, rotated or restored), its lines are read again, and a request to forget
+    a baseline that was made before the newest request read so far does not take effect again.
     """
 
     name = "operator"
@@ -153,7 +172,13 @@ class OperatorRequests:
         self._closed_path = folder / CLOSED
         self._clock = clock
         self._offset, self.release = _restored(position, clock.anchor.boot_id)
+        self._newest, self._again_to = _restored_newest(position)
+        if self._offset and not (isinstance(position, dict) and "newest" in position):
+            # An earlier version saved no newest request; all that it read was made before now.
+            boottime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._newest = RequestTime(clock.anchor.boot_id, boottime_s, time.time())
         self.forgets = ForgetRequests(position.get("forgets") if isinstance(position, dict) else None)
+        self._is_again = False  # the lines of the last chunk may have been read before
         self._ahead: list[Observation] = []
         self._acknowledges = acknowledges
         self._acknowledged: str | None = None  # the content of the file; None if it is unknown
@@ -170,6 +195,8 @@ class OperatorRequests:
             "offset": self._offset,
             "release": release and [release.boot_id, release.until_boottime_s, release.why],
             "forgets": self.forgets.dump(),
+            "newest": self._newest and [self._newest.boot_id, self._newest.boottime_s, self._newest.wall_s],
+            "again_to": self._again_to,
         }
 
     def released_until_s(self) -> float:
@@ -177,10 +204,18 @@ class OperatorRequests:
         release = self.release
         return -inf if release is None else self._clock.anchor.offset_s + release.until_boottime_s
 
+    def left_out(self) -> tuple[Omission, ...]:
+        """Return how many requests to forget a baseline were dropped."""
+        dropped = self.forgets.dropped
+        return (Omission("forget", f"{dropped} requests were dropped; repeat them"),) if dropped else ()
+
     def read_ahead(self) -> None:
         """Read the new lines before the other sensors start; the next `read` returns the observations."""
         with suppress(Unavailable):
-            self._take_lines()
+            before = -1
+            while before != self._offset:
+                before = self._offset
+                self._take_lines()
 
     def read(self) -> Iterable[Observation]:
         self._take_lines()
@@ -195,8 +230,9 @@ class OperatorRequests:
     def _new_lines(self) -> list[bytes]:
         try:
             with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # the file has been replaced
+                size = os.fstat(file.fileno()).st_size
+                if size < self._offset or (self._offset == 0 and self._newest is not None):
+                    self._offset, self._again_to = 0, size  # the file has been edited or replaced
                 file.seek(self._offset)
                 raw = file.read(MAX_BYTES)
         except FileNotFoundError:
@@ -207,11 +243,24 @@ class OperatorRequests:
         whole, newline, _ = raw.rpartition(b"\n")
         if not newline and len(raw) == MAX_BYTES:
             whole = raw  # the line is longer than any that the commands write
+        self._is_again = self._offset < self._again_to
         self._offset += len(whole) + len(newline)
         return whole.split(b"\n")
 
+    def _is_new(self, request: Mapping[str, Any]) -> bool:
+        """Note when a request was made; return False if its line is read again and has taken effect."""
+        made, newest = _request_time(request), self._newest
+        if newest is None or made is None:
+            self._newest = newest or made
+            return True
+        later = made.is_after(newest, self._clock.anchor.boot_id)
+        if later:
+            self._newest = made
+        return later or not self._is_again
+
     def _observed(self, line: bytes) -> Iterable[Observation]:
         request = _parse(line)
+        is_new = self._is_new(request)
         at_s = effective_s(request, self._clock.anchor, self._clock.now_s())
         if at_s is None:
             return
@@ -219,7 +268,11 @@ class OperatorRequests:
         if isinstance(entity, str) and entity:
             yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
         elif "baseline" in request:
-            if (forget := baselines.parse_request(request["baseline"], request.get("of", ""))) is not None:
+            if (
+                is_new
+                and (forget := baselines.parse_request(request["baseline"], request.get("of", "")))
+                is not None
+            ):
                 self.forgets.add(forget)
         else:
             self._take_release(request)
@@ -243,6 +296,29 @@ class OperatorRequests:
             else:
                 self._closed_path.unlink(missing_ok=True)
             self._acknowledged = wanted
+
+
+def _restored_newest(position: Any) -> tuple[RequestTime | None, int]:
+    found = position if isinstance(position, dict) else {}
+    newest, again_to = found.get("newest"), found.get("again_to")
+    to = again_to if type(again_to) is int and again_to >= 0 else 0
+    if not isinstance(newest, list) or len(newest) != 3:
+        return None, to
+    fields = {"boot_id": newest[0], "boottime_s": newest[1], "wall_s": newest[2]}
+    return _request_time(fields), to
+
+
+def _request_time(request: Mapping[str, Any]) -> RequestTime | None:
+    """Return when a request was made; None if the line is malformed, or of a version without boot ids."""
+    boot, boottime_s, wall_s = (
+        request.get("boot_id"),
+        _number(request.get("boottime_s")),
+        request.get("wall_s"),
+    )
+    wall = _number(wall_s)
+    if not isinstance(boot, str) or boottime_s is None or wall is None:
+        return None
+    return RequestTime(boot, boottime_s, wall)
 
 
 def _restored(position: Any, boot: str) -> tuple[int, GpuRelease | None]:

@@ -163,17 +163,26 @@ def application(
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def events(request: web.Request) -> web.Response:
-        after = _number(request, "after", 0, 1 << 53)
+        after = int(_number(request, "after", 0, 1 << 53))
+        followed = request.query.get("state_id", "")
         limit = _number(request, "limit", 100, MAX_EVENTS)
         until = time.monotonic() + _number(request, "wait_s", 0, MAX_WAIT_S)
         nonlocal waiting
         waiting += 1
         try:
             while True:
-                found = _events_after(published().events, after, int(limit))
-                if found or time.monotonic() >= until or waiting > MAX_WAITING:
+                now = published()
+                restarted = _is_of_another_state(now, after, followed)
+                cursor = 0 if restarted else after
+                found = _events_after(now.events, cursor, int(limit))
+                if found or restarted or time.monotonic() >= until or waiting > MAX_WAITING:
                     return web.json_response(
-                        {"events": found, "after": found[-1]["seq"] if found else int(after)}
+                        {
+                            "events": found,
+                            "after": found[-1]["seq"] if found else cursor,
+                            "state_id": now.state_id,
+                            "restarted": restarted,
+                        }
                     )
                 await asyncio.sleep(_POLL_S)
         finally:
@@ -189,7 +198,16 @@ def application(
     return app
 
 
-def _events_after(events: Sequence[dict[str, Any]], after: float, limit: int) -> list[dict[str, Any]]:
+def _is_of_another_state(now: Published, after: int, followed: str) -> bool:
+    """Return True if a client's cursor is of a state that was lost, because the numbers start again then.
+
+    A client that does not name the state that it follows (`followed` is "") is recognised only while its
+    cursor is beyond the newest change.
+    """
+    return after > (now.events[-1]["seq"] if now.events else 0) or followed not in ("", now.state_id)
+
+
+def _events_after(events: Sequence[dict[str, Any]], after: int, limit: int) -> list[dict[str, Any]]:
     if not events or events[-1]["seq"] <= after:
         return []  # the usual case while a request waits, because it polls often
     return [each for each in events if each["seq"] > after][:limit]

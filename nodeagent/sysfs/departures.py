@@ -50,6 +50,11 @@ class KnownHardware:
         self._forgotten: set[str] = set()  # entities that an operator has had forgotten
         self._listed_s = float("-inf")
 
+    def is_down(self, entity: str) -> bool:
+        """Return True if hardware was down when last seen."""
+        known = self._known.get(entity)
+        return known is not None and bool(known.is_down)
+
     def mark_down(self, entity: str) -> None:
         """Note that hardware which is no longer listed was found to be broken."""
         if entity in self._known:
@@ -108,7 +113,8 @@ class KnownHardware:
             now = replace(now, is_down=before is not None and before.key == now.key and before.is_down)
         self._known[entity] = now
         while len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+            healthy = (name for name, each in self._known.items() if not each.is_down)
+            del self._known[next(healthy, next(iter(self._known)))]
 
 
 def _known(raw: object) -> dict[str, Hardware]:

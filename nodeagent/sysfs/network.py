@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from nodeagent.sensing.sensor import Omission
@@ -14,7 +13,7 @@ from nodeagent.sensing.small_files import exists, list_names, parse_number, pars
 from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
 
-MAX_INTERFACES = 256
+MAX_INTERFACES = 256  # read at a time; those that have been up come first
 MAX_REMEMBERED = 512
 UP, DOWN = 0.0, 1.0
 IFF_UP = 0x1  # linux/if.h: administratively up
@@ -55,13 +54,17 @@ class NetworkInterfaces:
         self.known = KnownHardware(known)
         self._base = f"{root}/class/net"
         self._listing = CachedList(lambda: physical_interfaces(self._base))
+        self._unread = 0
         self._were_up = _remembered(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        found = self._listing.at(now_s)
+        # The sort is stable, so the order of the names decides among the others.
+        listed = sorted(self._listing.at(now_s), key=lambda each: each.name not in self._were_up)
+        found, unread = listed[:MAX_INTERFACES], listed[MAX_INTERFACES:]
+        self._unread = len(unread)
         readings: list[Reading] = []
         if "net_down" in due:
-            readings += self._states(found)
+            readings += self._states(found, unread)
         for each in found if "net_carrier" in due else ():
             changes = parse_number(try_read(f"{self._base}/{each.name}/carrier_changes"))
             if changes is not None:
@@ -69,8 +72,10 @@ class NetworkInterfaces:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return nothing, because a node without such interfaces does not miss any check."""
-        return ()
+        """Return how many interfaces are not read; a node without interfaces does not miss any check."""
+        if not self._unread:
+            return ()
+        return (Omission("net_down", f"{self._unread} interfaces beyond the first {MAX_INTERFACES}"),)
 
     def remembered(self) -> list[Any]:
         """Return the interfaces that were up, as JSON."""
@@ -84,8 +89,8 @@ class NetworkInterfaces:
         self.known.forget(entity)
         self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
 
-    def _states(self, found: tuple[NetInterface, ...]) -> list[Reading]:
-        present: dict[str, Hardware] = {}
+    def _states(self, found: Sequence[NetInterface], unread: Sequence[NetInterface]) -> list[Reading]:
+        present = {each.entity: Hardware(each.key, each.home, None) for each in unread}
         states: list[Reading] = []
         for each in found:
             present[each.entity] = Hardware(each.key, each.home, None)
@@ -98,12 +103,17 @@ class NetworkInterfaces:
             is_up = operstate == "up"
             present[each.entity] = Hardware(each.key, each.home, state == DOWN, is_up)
             if is_up and each.name not in self._were_up:
-                self._were_up = dict.fromkeys([*self._were_up, each.name][-MAX_REMEMBERED:])
+                self._were_up = self._with(each.name)
         return [*self._gone(present), *states]
 
+    def _with(self, name: str) -> dict[str, None]:
+        """Return the names that were up with another one. One that is down is dropped last."""
+        names = [*self._were_up, name]
+        if len(names) > MAX_REMEMBERED:
+            names.remove(next((each for each in names if not self.known.is_down(f"net/{each}")), names[0]))
+        return dict.fromkeys(names)
+
     def _gone(self, present: Mapping[str, Hardware]) -> list[Reading]:
-        if len(present) >= MAX_INTERFACES:
-            return []  # there may be more
         return self.known.gone(
             present, self._listing.listed_s, lambda old: works_elsewhere(old, present.values(), exists)
         )
@@ -111,12 +121,11 @@ class NetworkInterfaces:
 
 def physical_interfaces(base: str) -> tuple[NetInterface, ...]:
     """Return the present interfaces that belong to a device, except virtual functions."""
-    found = (
+    return tuple(
         _interface(base, name)
         for name in list_names(base)
         if exists(f"{base}/{name}/device") and not exists(f"{base}/{name}/device/physfn")
     )
-    return tuple(islice(found, MAX_INTERFACES))
 
 
 def _interface(base: str, name: str) -> NetInterface:

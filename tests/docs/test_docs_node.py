@@ -119,7 +119,7 @@ def test_the_health_example_has_the_fields_of_the_report() -> None:
 def test_the_events_example_has_the_fields_of_an_event() -> None:
     shown = json.loads(blocks("json")[1])
     assert shape(shown["events"][0]) == shape(change())
-    assert shown.keys() == {"events", "after"}
+    assert shown.keys() == {"events", "after", "state_id", "restarted"}
 
 
 def test_every_field_is_explained() -> None:

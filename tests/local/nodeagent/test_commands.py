@@ -21,7 +21,11 @@ import pytest
 from holdfast import parts
 from holdfast.process.clock import boot_id
 from nodeagent.agent import saved_state
+from nodeagent.agent.saved_state import SavedState
 from nodeagent.cli import commands, options
+from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.model import Observation
+from nodeagent.policy.loading import shipped
 from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import OperatorRequests
@@ -145,6 +149,20 @@ def test_a_finding_that_an_operator_clears_is_reported_as_cleared(tmp_path: Path
 
 
 def test_a_baseline_that_an_operator_has_forgotten_is_recorded(tmp_path: Path) -> None:
+    evaluator = Evaluator(shipped())
+    for entity in ("gpu/0000:3b:00.0", "net/eth0"):
+        evaluator.add(Observation(1.0, "gpu_state" if entity < "n" else "net_down", entity, "sysfs"))
+    saved_state.save(tmp_path, SavedState(evidence=evaluator.dump()))
+    for words, expected in (
+        (("nvlinks", "net/eth0"), "expected gpu/... with nvlinks: gpu/0000:3b:00.0"),
+        (("nvlinks", "gpu/0000:3c:00.0"), "did you mean gpu/0000:3b:00.0?"),
+        (("interfaces", "eth0"), "did you mean net/eth0?"),
+        (("gpus", "gpu/0000:3b:00.0"), "expected no --entity"),
+    ):
+        refused = node("forget", words[0], "--entity", words[1], "--state-dir", str(tmp_path))
+        assert (refused.returncode, expected in refused.stderr) == (2, True), refused.stderr
+        assert repr(words[1]) in refused.stderr
+    assert not (tmp_path / "cleared.jsonl").exists()
     done = node("forget", "nvlinks", "--entity", "gpu/0000:3B:00.0", "--state-dir", str(tmp_path))
     assert (done.returncode, "nvlinks of gpu/0000:3b:00.0" in done.stdout) == (0, True)
     reader = OperatorRequests(tmp_path, Clock(Anchor(boot_id(), 0.0)))

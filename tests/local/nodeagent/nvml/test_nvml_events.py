@@ -264,3 +264,16 @@ def test_without_event_sets_the_sensor_is_unavailable_and_closes_the_driver(
     fake.fail("nvmlEventSetCreate", state.NOT_SUPPORTED)
     with pytest.raises(Unavailable, match="nvmlEventSetCreate: NOT_SUPPORTED"):
         sensor.open()
+
+
+def test_a_request_that_ended_between_two_sessions_shows_no_reset(fake: Fake, sensor: NvmlEvents) -> None:
+    fake.gpu(1).recovery_action = 4
+    fake.xid(1, 154)
+    assert ("recovery_action", fake.entity(1), 4.0) in brief(sensor.read())
+    sensor.close()
+    fake.gpu(1).recovery_action = 0
+    sensor.open()
+    fake.xid(1, 154)
+    found = brief(sensor.read())
+    assert ("recovery_action", fake.entity(1), 0.0) in found
+    assert "gpu_reset" not in {check for check, *_ in found}

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model import Observation
 from nodeagent.nvml.driver import NvmlDriver
-from nodeagent.nvml.polling import RENEW_S, NvmlPolling
+from nodeagent.nvml.polling import MODES_S, RENEW_S, NvmlPolling
 from nodeagent.sensing.baselines import Forgotten
 from tests.fakenvml import state
 from tests.local.nodeagent.nvml.polling import (
@@ -289,6 +289,43 @@ def test_a_request_that_ends_with_the_agents_renewal_is_no_reset_whenever_it_is_
         assert told(seen, "recovery_action") == []  # not due yet
     assert (room.fake.entity(1), 0) in told(seen := read(30), "recovery_action")
     assert told(seen, "gpu_reset") == []
+
+
+@pytest.mark.parametrize("gap", ["restart", "release"])
+@pytest.mark.parametrize(
+    ("before", "after", "resets"), [(1, 1, 1), (0, 0, 0), (0, 1, 0), (1, 0, 0)]
+)  # persistence mode
+def test_a_request_that_the_driver_may_have_forgotten_while_nobody_had_nvml_open_shows_no_reset(
+    room: Room, gap: str, before: int, after: int, resets: int
+) -> None:
+    gpu = room.fake.gpu(1)
+    gpu.persistence, gpu.recovery_action = before, 1
+    room.start()
+    room.read()
+    if gap == "restart":
+        kept = room.sensor.remembered()
+        gpu.persistence, gpu.recovery_action = after, 0
+        room.start(kept)
+    else:
+        room.sensor.close()
+        gpu.persistence, gpu.recovery_action = after, 0
+        room.sensor.open()
+    assert len(told(room.read(), "gpu_reset")) == resets
+    gpu.recovery_action = 1
+    assert told(room.read(), "gpu_reset") == []
+    gpu.recovery_action = 0  # while the agent has NVML open, the driver forgets nothing
+    assert told(room.read(), "gpu_reset") == [(room.fake.entity(1), 0)]
+
+
+def test_a_mode_that_was_turned_off_after_the_request_was_read_keeps_no_request(room: Room) -> None:
+    gpu = room.fake.gpu(1)
+    gpu.recovery_action = 1
+    room.read()
+    gpu.persistence = 0
+    room.read(MODES_S)
+    gpu.recovery_action, gpu.persistence = 0, 1
+    room.restart()
+    assert told(room.read(), "gpu_reset") == []
 
 
 @pytest.mark.parametrize(("action", "resets"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1), (7, 1)])

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +139,44 @@ def test_an_owner_that_ends_while_a_successor_waits_is_not_taken_over(tmp_path: 
 
     found = claim.take(tmp_path, 60.0, wait=end)
     assert (found.generation, found.took_over) == (0, "")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("has_newest", [True, False])
+def test_a_return_that_is_killed_at_any_point_leaves_the_newest_state(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, has_newest: bool
+) -> None:
+    """Kill it before each change of the folder, start again, and load."""
+    replace, unlink = os.replace, Path.unlink
+    for kill_at in range(20):
+        folder, done = tmp_path_factory.mktemp("state"), 0
+        for generation in (0, 1, 2):
+            saved_state.save(folder, at(100.0 * generation), generation)
+            saved_state.save(folder, at(100.0 * generation + 1), generation)
+            (folder / f"lock{f'.{generation}' if generation else ''}").touch()
+        if not has_newest:
+            (folder / saved_state.names(2)[0]).unlink()
+
+        def step(change: Any, *args: Any, kill_at: int = kill_at, **options: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done > kill_at:
+                raise Killed
+            return change(*args, **options)
+
+        monkeypatch.setattr(os, "replace", partial(step, replace))
+        monkeypatch.setattr(Path, "unlink", lambda path, **options: step(unlink, path, **options))
+        with suppress(Killed):
+            saved_state.return_to_first_generation(folder)
+        monkeypatch.undo()
+        assert loaded(folder) == 200.0 + has_newest, kill_at
+        saved_state.return_to_first_generation(folder)
+        assert loaded(folder) == 200.0 + has_newest, kill_at
+        if done <= kill_at:
+            break
+    else:
+        pytest.fail("it never ended")
+    assert not [each.name for each in folder.iterdir() if each.name.startswith(("memory.1", "memory.2"))]

@@ -304,3 +304,17 @@ def test_a_state_that_was_set_aside_is_still_missing_if_nothing_was_saved_since(
     assert "has only files that could not be used: memory.1.before." in problem
     saved_state.save(tmp_path, full())
     assert saved_state.load(tmp_path) == (full(), ())
+
+
+def test_the_message_about_a_damaged_file_names_it_what_was_expected_and_what_is_used(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("torn")
+    why = f"{tmp_path / NAME} is not used: its first line is not a checksum and a size, as in every file of"
+    [problem] = saved_state.load(tmp_path)[1]
+    assert problem.startswith(why)
+    assert problem.endswith("no other file can be used, so the agent starts a new state")
+    saved_state.save(tmp_path, full())
+    (tmp_path / NAME).rename(tmp_path / BEFORE)
+    (tmp_path / NAME).write_text("torn")
+    [problem] = saved_state.load(tmp_path)[1]
+    assert problem.startswith(why)
+    assert problem.endswith(f"{BEFORE}, an earlier version, is used instead")

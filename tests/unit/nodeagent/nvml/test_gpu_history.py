@@ -16,7 +16,19 @@ json_values = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                ["most", "driver_load", "gpus", "uuid", "state", "links", "mig_links", "mig", "recovery", "x"]
+                [
+                    "most",
+                    "driver_load",
+                    "gpus",
+                    "uuid",
+                    "state",
+                    "links",
+                    "mig_links",
+                    "mig",
+                    "recovery",
+                    "x",
+                    "request_kept",
+                ]
             ),
             inner,
             max_size=6,
@@ -33,6 +45,7 @@ gpus = st.builds(
     links_by_mig=st.tuples(link_sets, link_sets),
     mig=st.booleans(),
     recovery=st.integers(0, 7),
+    request_kept=st.booleans(),
     nvlink_total=st.just(CounterSum())
     | st.builds(CounterSum, counts, st.dictionaries(st.text(max_size=6), counts, max_size=3)),
 )

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.process.clock import boot_id
-from nodeagent.sensing import operator_requests
+from nodeagent.sensing import baselines, operator_requests
 from nodeagent.sensing.baselines import Forgotten
 from nodeagent.sensing.clock import Anchor, Clock
 from nodeagent.sensing.operator_requests import FILE, OperatorRequests, effective_s
@@ -224,3 +224,64 @@ def test_any_fields_are_read_without_an_error(tmp_path_factory: object, fields: 
     assert all(each.at_s <= Clock(ANCHOR).now_s() for each in found.read())
     again = reader(folder, found.position())
     assert (again.release, again.position()) == (found.release, found.position())
+
+
+def forgotten(found: OperatorRequests, after: int) -> list[str]:
+    list(found.read())
+    return [request.entity for _, request in found.forgets.after(after)]
+
+
+@pytest.mark.parametrize("how", ["edited", "restored", "rotated", "removed"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_request_to_forget_takes_effect_once_even_if_the_file_gets_shorter(
+    tmp_path: Path, how: str, restarted: bool
+) -> None:
+    operator_requests.record_forget(tmp_path, "nvlinks", "gpu/a", "x" * 200)
+    operator_requests.record_forget(tmp_path, "nvlinks", "gpu/b", "x" * 200)
+    found, file = reader(tmp_path), tmp_path / FILE
+    assert forgotten(found, 0) == ["gpu/a", "gpu/b"]
+    text = file.read_text()
+    if how == "removed":
+        file.unlink()
+        assert forgotten(found, 2) == []
+    if restarted:
+        found = reader(tmp_path, json.loads(json.dumps(found.position())))
+    shorter = {"edited": text.replace("xxxx", ""), "restored": text.splitlines(keepends=True)[0]}
+    file.write_text(shorter.get(how, text if how == "removed" else ""))
+    operator_requests.record_forget(tmp_path, "nvlinks", "gpu/c", "")
+    assert forgotten(found, 2) == ["gpu/c"]
+    assert forgotten(found, 3) == []
+
+
+def test_what_an_earlier_version_has_read_does_not_take_effect_again(tmp_path: Path) -> None:
+    operator_requests.record_forget(tmp_path, "gpus", "", "x" * 40)
+    found = reader(tmp_path, {"offset": (tmp_path / FILE).stat().st_size})
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace("xxxx", ""))
+    assert forgotten(found, 0) == []
+
+
+def test_the_wall_clock_orders_only_requests_of_boots_that_have_ended() -> None:
+    at = operator_requests.RequestTime
+    assert at("now", 5.0, 0.0).is_after(at("now", 4.0, 9.0), "now")
+    assert at("now", 5.0, 0.0).is_after(at("a", 6.0, 9.0), "now")
+    assert not at("a", 6.0, 9.0).is_after(at("now", 5.0, 0.0), "now")
+    assert at("b", 1.0, 9.0).is_after(at("a", 6.0, 8.0), "now")
+
+
+def test_all_requests_of_the_time_without_an_agent_take_effect_at_its_start(tmp_path: Path) -> None:
+    for number in range(500):
+        operator_requests.record_forget(tmp_path, "nvlinks", f"gpu/{number}", "x" * 200)
+    assert (tmp_path / FILE).stat().st_size > operator_requests.MAX_BYTES
+    found = reader(tmp_path)
+    found.read_ahead()
+    assert len(list(found.forgets.after(0))) == 500
+    assert found.left_out() == ()
+
+
+def test_requests_that_are_dropped_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "MAX_KEPT", 2)
+    for number in range(3):
+        operator_requests.record_forget(tmp_path, "nvlinks", f"gpu/{number}", "")
+    found = reader(tmp_path)
+    found.read_ahead()
+    assert [each.why for each in found.left_out()] == ["1 requests were dropped; repeat them"]

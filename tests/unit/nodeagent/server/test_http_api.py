@@ -77,7 +77,26 @@ async def test_events_are_returned_after_a_given_number_and_up_to_a_limit(client
     found = await (await client.get("/v1/events?after=2&limit=2")).json()
     assert ([each["seq"] for each in found["events"]], found["after"]) == ([3, 4], 4)
     found = await (await client.get("/v1/events?after=5&wait_s=0")).json()
-    assert found == {"events": [], "after": 5}
+    assert found == {"events": [], "after": 5, "state_id": "", "restarted": False}
+
+
+@pytest.mark.parametrize(
+    ("query", "after"),
+    [("after=11", []), ("after=2&state_id=old", []), ("after=2", [1, 2]), ("after=2&state_id=new", [1, 2])],
+)
+async def test_a_client_that_follows_a_state_that_was_lost_gets_the_new_one_from_the_beginning(
+    client_of: Make, query: str, after: list[int]
+) -> None:
+    client = await client_of(Shown(replace(Shown().now, state_id="new")))
+    found = await (await client.get(f"/v1/events?{query}&wait_s=30")).json()
+    assert [each["seq"] for each in found["events"]] == [n for n in range(1, 6) if n not in after]
+    assert (found["after"], found["state_id"], found["restarted"]) == (5, "new", not after)
+
+
+async def test_a_state_without_changes_resets_the_cursor_at_once(client_of: Make) -> None:
+    client = await client_of(Shown(replace(Shown().now, events=(), state_id="new")))
+    found = await (await client.get("/v1/events?after=11&wait_s=30")).json()
+    assert found == {"events": [], "after": 0, "state_id": "new", "restarted": True}
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_idle_connections_and_long_polls_do_not_make_a_probe_fail() -> None:
     with ExitStack() as opened:
         opened.callback(server.stop)
         for _ in range(64):
-            one("GET /v1/events?after=999&wait_s=30 HTTP/1.1\r\nHost: here\r\n\r\n")
+            one("GET /v1/events?after=5&wait_s=30 HTTP/1.1\r\nHost: here\r\n\r\n")
             one("GET /healthz HTTP/1.1\r\nHost: he")  # headers that never end
             one("")
             assert b"200 OK" in one("GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n").recv(1000)
@@ -90,9 +90,9 @@ async def test_at_most_a_few_requests_wait_and_the_others_are_answered_at_once(
     monkeypatch.setattr(http_api, "MAX_WAITING", 2)
     shown = Shown()
     async with TestClient(TestServer(http_api.application(lambda: shown.now, dict, lambda: 0.0))) as client:
-        waiting = [asyncio.create_task(client.get("/v1/events?after=999&wait_s=30")) for _ in range(2)]
+        waiting = [asyncio.create_task(client.get("/v1/events?after=5&wait_s=30")) for _ in range(2)]
         assert (await client.get("/healthz")).status == 200  # the requests before it have begun to wait
-        found = await client.get("/v1/events?after=999&wait_s=30")
+        found = await client.get("/v1/events?after=5&wait_s=30")
         assert (await found.json())["events"] == []
         assert not any(each.done() for each in waiting)
         for each in waiting:

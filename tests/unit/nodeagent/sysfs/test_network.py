@@ -8,6 +8,7 @@ import pytest
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import GONE, Observation
 from nodeagent.policy.loading import shipped
+from nodeagent.sysfs import network
 from nodeagent.sysfs.network import DOWN, UP, NetworkInterfaces, interface_state
 from tests.unit.nodeagent.sysfs.tree import BRIDGES, realistic
 
@@ -117,3 +118,50 @@ def test_malformed_and_missing_files_are_ignored(tmp_path: Path) -> None:
     tree.set("class/net/ib0", {"carrier_changes": "N/A", "flags": b"\xff"})
     tree.remove("class/net/ib1")
     assert list(interfaces.read(NetworkInterfaces.checks, 5.0)) == []
+
+
+def test_an_interface_that_is_down_is_remembered_however_many_others_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "MAX_REMEMBERED", 3)
+    tree = realistic(tmp_path)
+    interfaces = NetworkInterfaces(str(tmp_path), None)
+    states(interfaces)
+    tree.write("class/net/ib0/operstate", "down")
+    assert states(interfaces)["net/ib0"] == DOWN
+    for number in range(8):
+        path = tmp_path / "class/net/ib1"
+        path.rename(tmp_path / f"class/net/up{number}")
+        interfaces = NetworkInterfaces(
+            str(tmp_path), interfaces.remembered(), interfaces.known.remembered()
+        )  # which lists again
+        assert states(interfaces)["net/ib0"] == DOWN
+        (tmp_path / f"class/net/up{number}").rename(path)
+    assert len(interfaces.remembered()) == 3
+
+
+def test_interfaces_that_were_up_are_read_first_and_those_that_are_not_read_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "MAX_INTERFACES", 1)
+    tree = realistic(tmp_path)
+    tree.write("class/net/ib1/operstate", "down")
+    interfaces = NetworkInterfaces(str(tmp_path), ["ib1"])
+    assert states(interfaces) == {"net/ib1": DOWN}
+    assert [each.why for each in interfaces.left_out()] == ["1 interfaces beyond the first 1"]
+
+
+def test_a_request_to_forget_does_not_wait_for_a_later_failure_on_a_node_with_many_interfaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    realistic(tmp_path)
+    interfaces = NetworkInterfaces(str(tmp_path), None)
+    states(interfaces)
+    monkeypatch.setattr(network, "MAX_INTERFACES", 1)
+    interfaces.read(STATE, 100.0)
+    interfaces.forget("net/ib0")
+    interfaces.read(STATE, 200.0)
+    monkeypatch.undo()  # the others have left
+    (tmp_path / "class/net/ib0").rename(tmp_path / "class/net/ib9")  # much later
+    found = interfaces.read(STATE, 1000.0)
+    assert "an operator had it forgotten" not in {each.text for each in found}
