@@ -217,7 +217,7 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"has left the node for {retention.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",
         f"within {growth.TOGETHER_S:g} s of the growth",
-        f"{inbox.MAX_EVENTS} different events and {inbox.MAX_SAMPLES} samples",
+        f"{inbox.MAX_EVENTS} events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",
         f"If a save takes longer than {agent.SAVE_DEADLINE_S:g} s",
