@@ -16,6 +16,7 @@ from tests.cluster.apparatus.kubernetes_cluster import AGENT, NODES, READY_S, Cl
 from tests.fakenvml import build, layout, state
 
 FAKE = "fake-nvml"
+FIRST_GPU = "0000:1b:00.0"  # its bus address in the stand-in
 CODE = {"layout.py": Path(layout.__file__), "state.py": Path(state.__file__)}
 _FAKE = "from pathlib import Path; from tests.fakenvml.state import Fake; "
 _CREATE = _FAKE + "Fake(Path('/fake/state/nvml'), 2).close()"
@@ -51,10 +52,11 @@ class Agents:
         words = ("exec", "-n", NODES, name, "-c", "nodeagent", "--", "python", "-c", _XID)
         return float(self.cluster.kubectl(*words))
 
-    def replace(self, node: str) -> None:
-        """Replace a node's agent with one that has healthy GPUs and no saved state, as after a repair."""
+    def clear(self, node: str) -> None:
+        """Tell a node's agent that its first GPU is repaired, as an operator does after a diagnosis."""
         name = self.pod(node)["metadata"]["name"]
-        self.cluster.kubectl("delete", "pod", name, "-n", NODES, "--wait=false")
+        words = ("holdfast", "node", "clear", f"gpu/{FIRST_GPU}", "--why", "diagnostics passed")
+        self.cluster.kubectl("exec", "-n", NODES, name, "-c", "nodeagent", "--", *words)
 
     def until(self, node: str, words: str, limit_s: float = READY_S) -> None:
         """Wait until the condition `GpuHealthy` of a node is `words`, and both conditions have that status.

@@ -132,7 +132,7 @@ def test_a_node_with_an_xid_loses_its_member_and_gets_nothing_new_until_it_is_pr
 
     quarantine.until(refused, "the scheduler refuses the node because of the taint")
 
-    agents.replace(node)
+    agents.clear(node)
     quarantine.until(lambda: not quarantine.taint(node), f"{node} is released", READY_S)
     quarantine.until(lambda: quarantine.condition(node).get("reason") == "Released", f"{node} says so")
     lands = "the pod that waited runs on the node that is released"
