@@ -240,7 +240,8 @@ def inject(options: argparse.Namespace) -> int:
             ) from None
         raise BadInput(error.read(2000).decode(errors="replace").strip()) from None
     except OSError as error:
-        raise BadInput(f"no agent at {options.to}: {error}") from None
+        cause = getattr(error, "reason", error)  # urllib wraps the cause
+        raise BadInput(f"no agent at {options.to}: {cause}") from None
 
 
 def explain(options: argparse.Namespace) -> int:

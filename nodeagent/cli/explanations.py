@@ -73,7 +73,7 @@ def _code(policy: HealthPolicy, subject: str, code: str) -> Described | UnknownC
     number = int(code)
     meaning = table.get(number)
     if meaning is None:
-        taken = f"{word(unknown.level)}, {word(unknown.action)}"
+        taken = f"{word(unknown.level)} (action: {word(unknown.action)})"
         return UnknownCode(
             f"{subject} {number} is not in the table, which has {_spans(table)}; it is treated as {taken}"
         )

@@ -246,7 +246,7 @@ class Job:
             ):  # the final message names checkpoints, so they must exist
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
-            log.warning("a rank holds up the others", extra={"why": action.why})
+            log.warning("warning to the user", extra={"why": action.why})
         log.info("acted", extra={"action": type(action).__name__, "why": getattr(action, "why", "")})
 
     def _journal_failed(self, error: str) -> None:

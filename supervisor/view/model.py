@@ -558,7 +558,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Tell the user where a rank holds up the others, and what the script can do about it."""
+    """Warn the user once about `place`, for example a line of the script at which a rank holds up the others."""
 
     place: str
     why: str

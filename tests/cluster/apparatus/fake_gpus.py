@@ -16,6 +16,7 @@ from tests.cluster.apparatus.kubernetes_cluster import AGENT, NODES, READY_S, Cl
 from tests.fakenvml import build, layout, state
 
 FAKE = "fake-nvml"
+STATE = "/fake/state/agent"  # the agent's state folder, on a volume of its pod
 FIRST_GPU = "0000:1b:00.0"  # its bus address in the stand-in
 CODE = {"layout.py": Path(layout.__file__), "state.py": Path(state.__file__)}
 _FAKE = "from pathlib import Path; from tests.fakenvml.state import Fake; "
@@ -55,7 +56,15 @@ class Agents:
     def clear(self, node: str) -> None:
         """Tell a node's agent that its first GPU is repaired, as an operator does after a diagnosis."""
         name = self.pod(node)["metadata"]["name"]
-        words = ("holdfast", "node", "clear", f"gpu/{FIRST_GPU}", "--why", "diagnostics passed")
+        words = (
+            "holdfast",
+            "node",
+            "clear",
+            f"gpu/{FIRST_GPU}",
+            f"--state-dir={STATE}",
+            "--why",
+            "it passed",
+        )
         self.cluster.kubectl("exec", "-n", NODES, name, "-c", "nodeagent", "--", *words)
 
     def until(self, node: str, words: str, limit_s: float = READY_S) -> None:
@@ -130,7 +139,7 @@ def with_fake_gpus() -> dict[str, Any]:
         "name": "nodeagent",
         "args": [
             "holdfast", "node", "serve", "--publish", "--listen=$(POD_IP):9465",
-            "--probe-listen=$(POD_IP):9466", "--kernel-log=none", "--state-dir=/fake/state/agent",
+            "--probe-listen=$(POD_IP):9466", "--kernel-log=none", f"--state-dir={STATE}",
         ],
         "env": [
             {"name": "LD_LIBRARY_PATH", "value": "/fake/code"},
