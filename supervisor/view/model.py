@@ -558,7 +558,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Warn the user once about `place`, for example a line of the script at which a rank holds up the others."""
+    """Warn the user once about `place`, such as the line of the script where a rank holds up the others."""
 
     place: str
     why: str

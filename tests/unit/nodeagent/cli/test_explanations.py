@@ -78,11 +78,11 @@ def test_a_check_shows_its_limits_and_its_clearing_condition() -> None:
     ("subject", "code", "told"),
     [
         ("xid", "7x", ["did you mean 7?", "expected 1-178, 185"]),
-        ("xid", "200", ["not in the table", "1-178, 185", "treated as healthy, none"]),
+        ("xid", "200", ["not in the table", "1-178, 185", "treated as healthy (action: none)"]),
         ("xid", "-1", ["is not a code"]),
         ("xid", "9" * 5000, ["is not a code"]),
         ("xid", "٧٩", ["is not a code"]),
-        ("sxid", "99", ["11000-11099", "treated as degraded, none"]),
+        ("sxid", "99", ["11000-11099", "treated as degraded (action: none)"]),
         ("check", "ecc_sb", ["did you mean ecc_sbe?", "gpu_state"]),
         ("check", "kernel_oom", ["is not known"]),
         ("kernel", "nfs", ["did you mean nfs_lock_lost?"]),
