@@ -18,6 +18,7 @@ from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
 from supervisor.decision.places import cut_off_members, departures, joining, placement, resizing
+from supervisor.fault_kinds import kind_of
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
@@ -405,7 +406,8 @@ def await_unfinished_work(case: _Case) -> Wait | None:
 
 
 def finish_without_fault(case: _Case) -> Save | Wait | End | None:
-    return finish(case) if not case.faults else None
+    """End the run if its ranks finished before a planned swap or growth stopped them."""
+    return finish(case) if all(kind_of(each.kind).is_planned for each in case.faults) else None
 
 
 def save_without_fault(case: _Case) -> Save | Wait | End | None:

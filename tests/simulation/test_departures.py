@@ -199,6 +199,16 @@ def test_a_swap_that_is_interrupted_at_any_point_is_completed_once_without_losin
         assert not actions(ended, Secure)[1:], point
 
 
+@pytest.mark.parametrize("kill", range(61, 65))
+def test_a_group_that_finishes_before_it_is_stopped_for_a_swap_repeats_nothing(kill: int) -> None:
+    """The supervisor is killed once it has decided the swap; the ranks finish before a successor leads."""
+    made = World(replace(TWO, max_restarts=9), STEPS, snapshot_every=0, kills=frozenset({kill}))
+    made.at(1476, lambda w: w.announce("m1", ends_ms=30)).at(2659, lambda w: w.announce("m0", ends_ms=400))
+    ended = made.run()
+    assert is_whole(ended)
+    assert swaps(ended) == [("departure", "swap", ("m0", "m2"), 0)]
+
+
 @st.composite
 def disturbed(draw: st.DrawFn) -> World:
     """Draw a group whose members are about to end at random times, with a few faults and takeovers."""
