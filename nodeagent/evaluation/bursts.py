@@ -6,8 +6,9 @@ Bursts are unions of intervals, so order and repetition make no difference, and 
 
 A burst does not say when its events occurred between its first and its last one. Where that matters (which
 event a verdict is about, which report is a double of another, which mark came first), the moments tell: the
-same events, but merged only within a second of each other. There are as many of them as of bursts, so of a
-long storm the oldest are one.
+same events, but merged only within a second of each other. There are as many of them as of bursts. Beyond
+that, those closest to each other become one: a storm then merges its own lines, and not what happened before
+it, such as a boot days ago.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class EventBursts:
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
+    newest_exact: bool = False  # of very many moments, the oldest become one, whatever is between them
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -86,7 +88,8 @@ class EventBursts:
         self._join_the_rest(other)
 
     def _join_the_rest(self, other: EventBursts) -> None:
-        moments = union_bursts([self.moments, other.moments], MOMENT_S)
+        both = [self.moments, other.moments]
+        moments = union_bursts(both, MOMENT_S) if self.newest_exact else union_moments(both)
         self.moments = self.spans if moments == self.spans else moments  # one list takes less memory
         if other.inherited:
             self.inherited = union_bursts([self.inherited, other.inherited])
@@ -117,7 +120,7 @@ class EventBursts:
     def spans_apart(self, cuts: Sequence[float]) -> list[Burst]:
         """Return the bursts, but none from before one of `cuts` (ascending) until after it, if possible.
 
-        The oldest moments of a long storm cannot be told apart.
+        The moments of a long storm cannot be told apart.
         """
         if not any(_is_cut(span, cuts) for span in self.spans):
             return self.spans
@@ -174,6 +177,22 @@ def union_bursts(all_spans: Iterable[Sequence[Burst]], gap_s: float = GAP_S) -> 
     if surplus <= 0:
         return merged
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
+
+
+def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
+    """Return the moments of more than one series, merged as if they were a single series.
+
+    Beyond `MAX_BURSTS`, only the longest intervals between them stay; of equal ones, the oldest.
+    """
+    merged = merged_bursts(all_spans, MOMENT_S)
+    if len(merged) <= MAX_BURSTS:
+        return merged
+    starts = sorted(range(1, len(merged)), key=lambda at: (merged[at - 1][1] - merged[at][0], at))
+    starts = [0, *sorted(starts[: MAX_BURSTS - 1])]
+    return [
+        (merged[at][0], merged[after - 1][1])
+        for at, after in zip(starts, [*starts[1:], len(merged)], strict=True)
+    ]
 
 
 def merged_bursts(
@@ -263,7 +282,7 @@ def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts
         return details
     bursts = union_bursts([rest])
     return {
-        "": EventBursts(bursts, plain.texts, plain.heard, moments=union_bursts([rest], MOMENT_S)),
+        "": EventBursts(bursts, plain.texts, plain.heard, moments=union_moments([rest])),
         **details,
     }
 

@@ -156,7 +156,7 @@ class Evaluator:
             evidence.renew()
             self._judge.revise()
         self._judge.revise_event(event, seen.at_s)
-        is_new = variants.setdefault(seen.variant, EventBursts()).add(seen)
+        is_new = variants.setdefault(seen.variant, EventBursts(newest_exact=seen.check == "boot")).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
         if seen.check in MARKS:

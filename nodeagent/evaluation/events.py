@@ -25,6 +25,7 @@ from math import inf
 from nodeagent.evaluation.bursts import (
     GAP_S,
     MAX_TEXTS,
+    MOMENT_S,
     SENSORS_APART_S,
     Burst,
     EventBursts,
@@ -104,7 +105,12 @@ def _is_about(at_s: float, burst: Burst, own: Sequence[float], others: Sequence[
     if not max(at_s - AFTER_S, burst[0]) <= event_s <= burst[1]:
         return False
     before = bisect_right(others, (at_s, inf))
-    return not before or min(others[before - 1][1], at_s) <= event_s
+    if not before:
+        return True
+    first_s, other_s = others[before - 1]
+    if other_s > at_s:  # of a short moment that surrounds the verdict, only the first event is before it
+        other_s = first_s if other_s - first_s <= MOMENT_S else at_s
+    return other_s <= event_s
 
 
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:

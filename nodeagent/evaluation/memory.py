@@ -117,6 +117,7 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
                     float(variant)  # the amount; a malformed one must raise here, not at each judgement
                 rest = inherited.get(key, ()), recurring.get(key, ()), moments.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
+                made.newest_exact = event[1] == "boot"
                 store.setdefault(event, {})[str(variant)] = made
                 evidence.entities.add(event[0])
     if "grown" not in raw:

@@ -73,6 +73,36 @@ def test_a_wall_clock_that_is_ahead_at_a_boot_hides_no_recurrence(off_s: float) 
     assert not [row for row in made.dump()["events"] if row[1] == "xid"], "time while it runs counts"
 
 
+@pytest.mark.parametrize("code", [64, 79, 143])
+def test_a_storm_of_the_same_fault_keeps_its_recurrence(code: int) -> None:
+    """The storm has more events than are stored apart, and a boot precedes it by less than a burst's gap."""
+    twice = (xid(code, 0.0), mark("boot", 90.0), xid(code, 150.0))
+    storm = [xid(code, 152.0 + 2 * n) for n in range(MAX_BURSTS)]
+    assert said(*twice, *storm, now_s=300.0) == REPLACE
+    assert said(*twice, *storm, mark("boot", 400.0), now_s=DAY_S) == REPLACE
+
+
+def test_a_storm_of_another_code_brings_no_ended_finding_back() -> None:
+    ended = (xid(94, 0.0), xid(79, DAY_S), xid(154, DAY_S + 1, "reset_gpu"), mark("gpu_reset", DAY_S + 60))
+    storm = [xid(94, 10 * DAY_S + 2 * n) for n in range(MAX_BURSTS + 6)]
+    made = Evaluator(shipped(), 575)
+    assert [each.code for each in shown(*ended, *storm, now_s=10 * DAY_S + 200, made=made)] == [94]
+    again = Evaluator(shipped(), 575)
+    again.load(json.loads(json.dumps(made.dump())))
+    assert again.findings(10 * DAY_S + 200) == made.findings(10 * DAY_S + 200)
+
+
+def test_an_event_just_after_a_verdict_does_not_take_it_from_its_code() -> None:
+    """The events of the other code are within a second of each other, so they are stored as one moment."""
+    made = Evaluator(shipped(), 575)
+    seen = (xid(48, 0.0), xid(79, 0.3), xid(154, 0.6, "reset_gpu"), xid(48, 0.9))
+    shown(*seen, now_s=1.0, made=made)
+    again = Evaluator(shipped(), 575)
+    again.load(json.loads(json.dumps(made.dump())))
+    assert again.findings(1.0) == made.findings(1.0)
+    assert {(each.level, each.action) for each in again.findings(1.0)} == {RESET}
+
+
 def test_the_time_between_very_many_boots_is_no_time_off() -> None:
     boots = [booted(HOUR_S * n + 590, HOUR_S * n + 600) for n in range(2 * MAX_BURSTS)]
     again_s = HOUR_S * len(boots) + 2 * DAY_S
