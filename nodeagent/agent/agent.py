@@ -162,10 +162,20 @@ class Agent:
         self._events = tuple(self.state.history)
         if self.folder is not None:
             self._writer = StateWriter(self.folder, self.claim, self.inbox.wake, self._give_way)
-        self.published = Published(self.clock.now_s(), problems=self.problems)
         self.state.anchor = self.clock.anchor
         self.state.clean_time = self.state.clean_time.resumed(
             self.state.last_s, self.clock.now_s(), self.released_until_s()
+        )
+        # What is known from before is served until the sensors have been tried: an agent that restarts must
+        # not say for a moment that a bad GPU is healthy, or that its history is empty.
+        now_s = self.clock.now_s()
+        self.published = Published(
+            now_s,
+            self._verdicts(self.evaluator.findings(now_s)),
+            events=self._events,
+            problems=self.problems,
+            clean_time=self.state.clean_time,
+            state_id=self.state.id,
         )
 
     def _recall(self) -> tuple[str, ...]:

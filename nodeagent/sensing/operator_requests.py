@@ -266,6 +266,10 @@ class OperatorRequests:
             return
         entity = request.get("entity")
         if isinstance(entity, str) and entity:
+            if (
+                not is_new
+            ):  # it has taken effect; without an agent's time, it would do so again at a later time
+                return
             yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
         elif "baseline" in request:
             if (

@@ -102,3 +102,15 @@ def test_an_agent_without_a_policy_file_keeps_its_policy() -> None:
     agent = Agent(policy, Clock(Anchor("boot", 0.0)), SavedState(), None, lambda _: None)
     agent.run_cycle()
     assert agent.policy is policy
+
+
+def test_an_agent_that_restarts_serves_what_it_has_saved_before_its_first_cycle(tmp_path: Path) -> None:
+    room = Room(tmp_path, "")
+    room.see(99.0)
+    before = room.agent.published
+    state = SavedState(id="same", evidence=room.agent.evaluator.dump(), history=list(before.events))
+    again = Agent(room.agent.policy, room.clock, state, None, lambda _: None)
+    assert again.published.verdicts == before.verdicts
+    assert again.published.events == before.events
+    assert again.published.state_id == "same"
+    assert not again.published.ready

@@ -253,6 +253,17 @@ def test_a_request_to_forget_takes_effect_once_even_if_the_file_gets_shorter(
     assert forgotten(found, 3) == []
 
 
+def test_a_request_to_clear_takes_effect_once_even_if_the_file_gets_shorter(tmp_path: Path) -> None:
+    clear(tmp_path, "gpu/a", "x" * 200)
+    clear(tmp_path, "gpu/b")
+    found, file = reader(tmp_path), tmp_path / FILE
+    assert entities(found) == ["gpu/a", "gpu/b"]
+    file.write_text(file.read_text().replace("xxxx", ""))
+    assert entities(reader(tmp_path, json.loads(json.dumps(found.position())))) == []
+    clear(tmp_path, "gpu/c")
+    assert "gpu/c" in entities(reader(tmp_path, json.loads(json.dumps(found.position()))))
+
+
 def test_what_an_earlier_version_has_read_does_not_take_effect_again(tmp_path: Path) -> None:
     operator_requests.record_forget(tmp_path, "gpus", "", "x" * 40)
     found = reader(tmp_path, {"offset": (tmp_path / FILE).stat().st_size})
