@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_bursts, window_start_s
+from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_moments, window_start_s
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
@@ -367,7 +367,7 @@ class Judge:
             return None, inf
         codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
         xids = {
-            code: union_bursts(b.all_spans for b in self._evidence.bursts_of((entity, "xid", code)).values())
+            code: union_moments(b.moments for b in self._evidence.bursts_of((entity, "xid", code)).values())
             for code in codes
         }
         contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self._evidence.branch)

@@ -317,6 +317,14 @@ def test_an_uncorrectable_error_that_only_the_counter_shows_lasts_until_a_reset(
     assert said(*seen, mark("gpu_reset", 4000.0), now_s=4601.0) == HEALTHY
 
 
+def test_contained_errors_on_both_sides_of_a_growth_are_not_about_it() -> None:
+    """They form one burst, but neither of them is within `TOGETHER_S` of the growth."""
+    seen = [dbe(0.0, 0), xid(94, 100.0), *(dbe(110.0 + 10 * n, 0) for n in range(7)), dbe(180.0, 1)]
+    for later in ([], [xid(94, 260.0)]):
+        found = {each.check: each for each in shown(*seen, *later, now_s=261.0)}
+        assert (found["ecc_dbe"].level, found["ecc_dbe"].action) == RESET
+
+
 @pytest.mark.parametrize("readings", [
     [(0.0, 0), (1.0, 4), (11.0, 4)],
     [(0.0, 0), (10.0, 1), (20.0, 1), (30.0, 3)],
