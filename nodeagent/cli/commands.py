@@ -241,7 +241,8 @@ def inject(options: argparse.Namespace) -> int:
         raise BadInput(error.read(2000).decode(errors="replace").strip()) from None
     except OSError as error:
         cause = getattr(error, "reason", error)  # urllib wraps the cause
-        raise BadInput(f"no agent at {options.to}: {cause}") from None
+        why = getattr(cause, "strerror", None) or cause
+        raise BadInput(f"no agent at {options.to}: {why}") from None
 
 
 def explain(options: argparse.Namespace) -> int:
