@@ -28,9 +28,11 @@ from holdfast.protocol.member_messages import (
     MUST_REACH,
     NEIGHBOURS,
     PING_S,
+    UPDATES,
     MemberOrder,
     MemberReport,
 )
+from sidecar.report_updates import ReportWriter
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +225,7 @@ class SupervisorClient:
                             "Authorization": f"Bearer {self._token()}",
                             FEATURES: f"{NEIGHBOURS} {MUST_REACH}",
                         },
+                        protocols=(UPDATES,),
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,
                         max_msg_size=codec.MAX_MESSAGE_BYTES,
                         ssl=self._tls or True,
@@ -274,9 +277,10 @@ class SupervisorClient:
             await self._obey(order)
 
     async def _speak(self, socket: _Socket) -> None:
+        writer = ReportWriter(updates=socket.protocol == UPDATES)
         while True:
             self.dirty.clear()
-            await socket.send_str(codec.encode(self._report()).decode())
+            await socket.send_str(writer.text(self._report()))
             try:
                 await asyncio.wait_for(self.dirty.wait(), seconds_to_next_tick(self._interval_s))
             except asyncio.TimeoutError:

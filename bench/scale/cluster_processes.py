@@ -60,11 +60,11 @@ def _free_port() -> int:
 class ScaleProcesses:
     """All processes of the bench and their folder. `close` ends the processes and removes the folder."""
 
-    def __init__(self, jobs: int, members: int, nproc: int, rate: float) -> None:
+    def __init__(self, jobs: int, members: int, nproc: int, rate: float, complete: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-scale-")
         self.folder = Path(self._folder.name)
         self._size = {"jobs": jobs, "members": members, "nproc": nproc}
-        self._rate = rate
+        self._rate, self._complete = rate, complete
         self._started: list[subprocess.Popen[bytes]] = []
         self._api_port, self._member_port, self._health_port = (_free_port() for _ in range(3))
         self._supervisors = 0
@@ -111,6 +111,7 @@ class ScaleProcesses:
         ca.write_bytes(base64.b64decode(secret["data"]["ca.crt"]))
         options = [*self._sizes(), "--rate", str(self._rate), "--ca", str(ca)]
         options += ["--url", f"https://127.0.0.1:{self._member_port}"]
+        options += ["--complete"] if self._complete else []
         self.members = self._start("members", options, {}, piped=True)
 
     def _start_api(self) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from bench.scale import cluster_objects
 from bench.scale.simulated_job import START_S, STEP_S, JobProgress, ReportText, SimulatedMember
 from holdfast.process import event_loop
 from holdfast.protocol import codec
-from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, MemberOrder
+from holdfast.protocol.member_messages import CLUSTER_PING_S, MEMBER_PATH, UPDATES, MemberOrder
 from sidecar.clients import BACKOFF_S
 
 CONNECT_S = 10.0
@@ -70,7 +70,8 @@ class ConnectedMember:
 class MemberFleet:
     """All simulated members, their connections and their faults."""
 
-    def __init__(self, jobs: int, members: int, nproc: int, rate: float) -> None:
+    def __init__(self, jobs: int, members: int, nproc: int, rate: float, complete: bool) -> None:
+        self._protocols = () if complete else (UPDATES,)
         self.jobs: list[list[ConnectedMember]] = []
         self.faults: list[SimulatedFault] = []
         self._open: dict[int, SimulatedFault] = {}  # by job
@@ -100,12 +101,14 @@ class MemberFleet:
                 async with session.ws_connect(
                     url + MEMBER_PATH,
                     headers=headers,
+                    protocols=self._protocols,
                     heartbeat=CLUSTER_PING_S,
                     max_msg_size=codec.MAX_MESSAGE_BYTES,
                     ssl=tls,
                     server_hostname="127.0.0.1",
                 ) as socket:
                     failures, one.connected = 0, True
+                    one.text.connect()
                     await self._talk(one, socket)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
                 failures += 1
@@ -123,10 +126,11 @@ class MemberFleet:
             await event_loop.end([speaking])
 
     async def _speak(self, one: ConnectedMember, socket: _Socket) -> None:
+        updates = socket.protocol == UPDATES
         try:
             while True:
                 one.dirty.clear()
-                text = one.text.at(time.monotonic_ns())
+                text = one.text.at(time.monotonic_ns(), updates)
                 one.reports += 1
                 one.bytes += len(text)
                 await socket.send_str(text)
@@ -244,7 +248,7 @@ async def _answer_commands(fleet: MemberFleet, lag: event_loop.Lag) -> None:
 
 
 async def _run(options: argparse.Namespace, lag: event_loop.Lag) -> None:
-    fleet = MemberFleet(options.jobs, options.members, options.nproc, options.rate)
+    fleet = MemberFleet(options.jobs, options.members, options.nproc, options.rate, options.complete)
     tls = ssl.create_default_context(cafile=options.ca)
     connector = aiohttp.TCPConnector(limit=0, use_dns_cache=False)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
@@ -265,6 +269,7 @@ def main() -> None:
     for name in ("jobs", "members", "nproc"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True, help="reports of each member per second")
+    parser.add_argument("--complete", action="store_true", help="send no updates of reports")
     parser.add_argument("--url", required=True)
     parser.add_argument("--ca", type=Path, required=True)
     options = parser.parse_args(sys.argv[1:])

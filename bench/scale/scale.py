@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         f"{options.members} members in {options.jobs} jobs, each with {options.nproc} ranks and"
         f" {options.rate:g} reports a second; API server and members are simulated in separate processes\n"
     )
-    processes = ScaleProcesses(options.jobs, options.members, options.nproc, options.rate)
+    processes = ScaleProcesses(options.jobs, options.members, options.nproc, options.rate, options.complete)
     try:
         figures = measure(processes, options)
     finally:
@@ -189,6 +189,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default=4.0,
         metavar="HZ",
         help="crashes of ranks per second in the second phase",
+    )
+    add(
+        "--complete",
+        action="store_true",
+        help="send complete reports, as sidecars do that are older than updates of reports",
     )
     add("--strict", action="store_true", help="exit with code 1 if a target is missed")
     options = parser.parse_args(argv)

@@ -5,7 +5,9 @@ The members of a job share its step, as ranks in a collective do. Each is on a h
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from bench.scale import cluster_objects
 from holdfast.protocol import codec
@@ -241,24 +243,62 @@ class SimulatedMember:
 
 
 class ReportText:
-    """The reports of one member as JSON. Re-encodes them only if more than the step and time has changed."""
+    """The reports of one member as JSON: complete ones, and updates if only passing values have changed.
+
+    Each update has new values of everything that usually changes between two reports while a group trains.
+    """
 
     def __init__(self, member: SimulatedMember) -> None:
         self._member = member
         self._key: object = None
         self._parts: tuple[str, ...] = ()
+        self._sent_step = -1  # the step in the last text; -1: no text on this connection yet
 
-    def at(self, now_ns: int) -> str:
+    def connect(self) -> None:
+        """Begin the texts of a new connection with a complete report."""
+        self._sent_step = -1
+
+    def at(self, now_ns: int, updates: bool = False) -> str:
+        """Return the next text. `updates`: the supervisor can read updates."""
         member, job = self._member, self._member.job
         step = job.step(now_ns)
         state = (member.state, member.secured_for, member.epoch, id(member.order))
         key = (state, step // EVERY, step > job.base, job.generation, step == job.base)
+        if key == self._key and updates and self._sent_step >= 0:
+            return self._update(now_ns, step)
         if key != self._key:
             self._key = key
             self._parts = _parts(member.report(now_ns), step)
         member.sequence += 1
+        self._sent_step = step
         values = {"sequence": member.sequence, "now_ns": now_ns + member.clock_ns, "step": step}
         return "".join(str(values.get(each, each)) for each in self._parts)
+
+    def _update(self, now_ns: int, step: int) -> str:
+        member = self._member
+        done = step - member.job.base
+        progress = "" if step == self._sent_step else _progress_text(done, step, member.nproc)
+        self._sent_step = step
+        member.sequence += 1
+        number = member.sequence
+        values = f"{number},{now_ns + member.clock_ns},{0.001 + number % 7 / 1e4!r},0.0006,-1.0"
+        room = (
+            f"{STATE_BYTES},{2 * STATE_BYTES},4000000,90000000000,{400_000_000_000 - number % 1000 * 4096},0"
+        )
+        return f'{{"update_of":{number - 1},"report":[{values}],"room":[{room}],"progress":[{progress}]}}\n'
+
+
+@lru_cache(maxsize=4096)
+def _progress_text(done: int, step: int, nproc: int) -> str:
+    """Return the JSON of the passing values of the progress of `nproc` ranks."""
+    rows = []
+    for rank in range(nproc):
+        at = step + rank
+        step_s, own_s = STEP_S + at % 100 / 1e4, 0.41 + at % 90 / 1e4
+        loss = f"{2.0 + 1.0 / (at + 1):.6f}"
+        known = (step, "forward", loss, "nan", done * 32, done * 32 * 4096, 1.25e15, step_s, 1.05 * STEP_S)
+        rows.append((*known, own_s, 0.40, 0.012 + at % 80 / 1e5, min(50, done), 1.8, 0.0, 0.0))
+    return json.dumps(rows, separators=(",", ":"))[1:-1]
 
 
 def _parts(report: MemberReport, step: int) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from typing import Any, TypeVar
 
@@ -156,6 +156,53 @@ def from_json(
     return found
 
 
+@lru_cache(maxsize=256)
+def row_reader(kind: Any, names: tuple[str, ...], most_text: int) -> Callable[[Any, Any], Any]:
+    """Return a function that makes a message of `kind` from another one and a row of values.
+
+    `kind` is a frozen dataclass with slots. The row is the parsed JSON list of the values of `names`. The
+    other fields have the values of the given message. A text may have `most_text` characters. The function
+    raises `InvalidMessage`, which names the first field whose value is wrong.
+    """
+    twin = _unfrozen_twin(kind)
+    assert twin is not None, f"{kind.__name__} has no slots"
+    fields, readers = _fields(kind), _readers(kind)
+    space = {"twin": twin, "kind": kind, "wrong": partial(_wrong_row, kind, names, most_text)}
+    lines = [f"made.{name} = message.{name}" for name in fields if name not in names]
+    for number, name in enumerate(names):
+        hint, space[f"read{number}"] = fields[name][0], readers[name]
+        lines.append(f"v = row[{number}]")
+        lines.append(f"made.{name} = {_shortcut(name, hint, most_text)}wrong({number}, read{number}, v)")
+    exec(_ROW.format(count=len(names), fields="\n    ".join(lines)), space)
+    return typing.cast("Callable[[Any, Any], Any]", space["read_row"])
+
+
+_ROW = """
+def read_row(message, row):
+    if type(row) is not list or len(row) != {count}:
+        wrong(-1, None, row)
+    made = twin()
+    {fields}
+    made.__class__ = kind
+    return made
+"""
+
+
+def _wrong_row(
+    kind: Any, names: tuple[str, ...], most_text: int, number: int, read: _Reader | None, value: Any
+) -> Any:
+    """Return a value of a row that is unusual but valid. Raise `InvalidMessage` for one that is wrong."""
+    if read is None:
+        raise InvalidMessage(f"{kind.__name__}: {_short(value)} is not a list of {len(names)}")
+    try:
+        found = read(value, False)
+        if isinstance(found, str) and len(found) > most_text:
+            raise _Misfit(f"a text of {len(found)} characters; the limit is {most_text}")
+    except _Misfit as error:
+        raise InvalidMessage(f"{kind.__name__}.{names[number]}{error.place}: {error.why}") from None
+    return found
+
+
 class _Misfit(Exception):
     """A part of the JSON has the wrong type. Each enclosing reader prepends its own part of the place.
 
@@ -186,9 +233,9 @@ class _Field(typing.NamedTuple):
 @lru_cache(maxsize=1024)
 def _object_reader(kind: Any, known: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Return a reader of `kind`. Its third argument has the values of the fields `known`."""
+    readers = _readers(kind)
     plan = tuple(
-        _Field(name, hint, _read_seconds if is_seconds(name, hint) else _reader(hint, most_items), required)
-        for name, (hint, required, most_items) in _fields(kind).items()
+        _Field(name, hint, readers[name], required) for name, (hint, required, _) in _fields(kind).items()
     )
     read = _field_by_field(kind, plan)
     twin = _unfrozen_twin(kind)
@@ -230,7 +277,6 @@ _HOLDS: Mapping[Any, str] = types.MappingProxyType(
     {
         int: f"type(v) is int and {-(1 << 63)} <= v < {1 << 64}",
         float: f"type(v) is float and {-MAX_FLOAT!r} <= v <= {MAX_FLOAT!r}",
-        str: f"type(v) is str and len(v) <= {MAX_TEXT}",
         bool: "type(v) is bool",
     }
 )
@@ -272,10 +318,12 @@ def _compiled(
     return typing.cast("Callable[..., Any]", space["read"])
 
 
-def _shortcut(name: str, hint: Any) -> str:
+def _shortcut(name: str, hint: Any, most_text: int = MAX_TEXT) -> str:
     """Return the beginning of an expression that converts the usual JSON value `v` of a field."""
     if is_seconds(name, hint):
         return f"v if {_HOLDS_FOR_SECONDS} else "
+    if hint is str:
+        return f"v if type(v) is str and len(v) <= {most_text} else "
     if hint in _HOLDS:
         return f"v if {_HOLDS[hint]} else "
     args = typing.get_args(hint)
@@ -319,6 +367,15 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool, int]]:
             f.metadata.get(_AT_MOST, MAX_ITEMS),
         )
         for f in dataclasses.fields(kind)
+    }
+
+
+@lru_cache(maxsize=256)
+def _readers(kind: Any) -> dict[str, _Reader]:
+    """Return the reader of each field."""
+    return {
+        name: _read_seconds if is_seconds(name, hint) else _reader(hint, most_items)
+        for name, (hint, _, most_items) in _fields(kind).items()
     }
 
 

@@ -12,7 +12,7 @@ supervisor that has been replaced.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from holdfast.protocol import defaults
 from holdfast.protocol.codec import MAX_RANKS, added, at_most
@@ -28,6 +28,9 @@ MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervi
 FEATURES = "Holdfast-Features"
 NEIGHBOURS = "neighbours"
 MUST_REACH = "must-reach"
+# The WebSocket subprotocol in which a report may be followed by updates of it. A sidecar offers it, and an
+# older supervisor does not choose it.
+UPDATES = "holdfast.report-updates.1"
 PING_S = 5.0  # the interval between the pings of either side, which detect a half-open connection
 # The same on a cluster, where one event loop serves the members of all jobs. An answer may take half of the
 # interval. If the loop is so late that all members reconnect, their TLS handshakes delay it further.
@@ -279,6 +282,54 @@ class MemberReport:
         default=(), metadata={"in_journal": False, **added(), **at_most(MAX_NEIGHBOURS)}
     )
     unreached_s: float = field(default=0.0, metadata={"in_journal": False, **added()})
+
+
+# The values that change from report to report while a group trains: those of the report itself, of its
+# `room`, and of each rank's progress. A change of anything else may need a decision. An update contains these
+# values in this order, so a change of these lists needs another name of `UPDATES`.
+PASSING = ("sequence", "now_ns", "lag_s", "lag_p99_s", "unmoved_s")
+PASSING_ROOM = (
+    "state_bytes",
+    "slots_bytes",
+    "private_bytes",
+    "free_bytes",
+    "available_bytes",
+    "limit_bytes",
+)
+PASSING_PROGRESS = (
+    "step",
+    "phase",
+    "loss",
+    "grad_norm",
+    "samples",
+    "tokens",
+    "flops",
+    "step_s",
+    "p99_s",
+    "own_s",
+    "own_least_s",
+    "own_data_s",
+    "own_steps",
+    "snapshot_s",
+    "tail_s",
+    "tail_usual_s",
+)
+MAX_PASSING_TEXT = 64  # characters of a text among these values in an update, such as the name of a phase
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUpdate:
+    """A report that differs from the previous one, which it names, only in passing values.
+
+    `report`, `room` and `progress` contain the values in the order of `PASSING`, `PASSING_ROOM` and
+    `PASSING_PROGRESS`, the last one a list for each rank. `room` and `progress` are empty if none of their
+    values has changed. An update is valid only on the connection of the previous report.
+    """
+
+    update_of: int  # the sequence number of the previous report; as the first field, it marks an update
+    report: Any
+    room: Any
+    progress: Any
 
 
 @dataclass(frozen=True, slots=True)

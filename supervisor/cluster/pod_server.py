@@ -91,8 +91,8 @@ class PodServer(MemberServer):
     def tell_refusal(self, why: str) -> None:
         self._report_refused(why)
 
-    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
-        return not (self._is_calm() and is_routine(before, report))
+    def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
+        return not (self._is_calm() and is_routine(before, report, is_update))
 
     def responds(self, member: str) -> bool:
         """True if the member is connected and its launcher responds."""

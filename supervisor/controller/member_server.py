@@ -27,6 +27,7 @@ from holdfast.protocol.member_messages import (
     NEIGHBOURS,
     PING_S,
     PROTOCOL,
+    UPDATES,
     MemberOrder,
     MemberReport,
 )
@@ -191,6 +192,7 @@ class MemberServer:
         """
         # Decoded by aiohttp, text that is not ASCII could take four times as much memory while it waits.
         socket = web.WebSocketResponse(
+            protocols=(UPDATES,),
             heartbeat=self.heartbeat_s,
             max_msg_size=max_bytes,
             compress=False,
@@ -242,7 +244,7 @@ class MemberServer:
                 if sender is None:
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
-                self._receive(line, report)
+                self._receive(line, report, decoder.was_update)
         finally:
             if sender is not None:
                 sender.cancel()
@@ -295,14 +297,18 @@ class MemberServer:
         self._refuse("other namespaces need the memory that the reports of this one take")
         self._changed()
 
-    def is_news(self, before: MemberReport | None, report: MemberReport) -> bool:
-        """True if `changed` must be called for `report`. `before` is the previous report, if any."""
+    def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
+        """True if `changed` must be called for `report`.
+
+        `before` is the previous report, if any. With `is_update`, `report` differs from it only in passing
+        values.
+        """
         return True
 
-    def _receive(self, line: MemberConnection, report: MemberReport) -> None:
+    def _receive(self, line: MemberConnection, report: MemberReport, is_update: bool) -> None:
         before = line.report if line.connected else None
         accepted = self._accept(line, report)
-        if self.is_news(before, accepted):
+        if self.is_news(before, accepted, is_update):
             self._changed()
 
     def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:

@@ -1,8 +1,9 @@
 """Decode the reports of one member without parsing the parts that repeat the previous report. Pure.
 
-Most of a report repeats the previous one: between two steps, only times and the ranks' progress change. If a
-part of the text is the same as last time, its decoded values are reused instead of parsing it again. A
-supervisor of 2,000 members would otherwise spend most of its time decoding.
+Most of a report repeats the previous one: between two steps, only times and the ranks' progress change. A
+sidecar then sends only these (`report_updates`). An older sidecar sends everything. If a part of its text is
+the same as last time, its decoded values are reused instead of parsing it again. A supervisor of 2,000
+members would otherwise spend most of its time decoding.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import MemberReport
+from supervisor.controller import report_updates
 from supervisor.controller.limits.retained_size import most_bytes, retained_bytes
 
 
@@ -75,11 +77,34 @@ class ReportDecoder:
         self._known: tuple[_Known, ...] = ()  # one for each of `PARTS`, or none
         self._values: dict[str, Any] = {}  # the values of the fields in `PARTS`
         self._known_bytes = 0
+        self._last: MemberReport | None = None  # the last report
+        # How it names its member and describes its launcher. Its receiver may replace both.
+        self._as_sent: dict[str, Any] = {}
+        self.was_update = False  # whether the last text was an update
+        self._whole_bytes = 0  # `retained_bytes` after the last complete report, including later updates
         # A bound on the memory that the last report takes, including what the decoder keeps of it.
         self.retained_bytes = 0
 
     def decode(self, text: str) -> MemberReport:
-        """Return exactly what `codec.decode` returns. Raises `InvalidMessage`."""
+        """Return the report of a text that contains it or, as an update, its changes.
+
+        For a complete report, this is exactly what `codec.decode` returns. Raises `InvalidMessage`.
+        """
+        last, self._last = self._last, None
+        self.was_update = text.startswith(report_updates.BEGINNING)
+        if self.was_update:
+            if last is None:
+                raise codec.InvalidMessage("ReportUpdate: no report precedes it")
+            report = report_updates.updated(last, text, **self._as_sent)
+            self.retained_bytes = self._whole_bytes
+        else:
+            report = self._decode_whole(text)
+            self._as_sent = {"member": report.member, "launcher": report.launcher}
+            self._whole_bytes = self.retained_bytes + report_updates.most_added_bytes(report)
+        self._last = report
+        return report
+
+    def _decode_whole(self, text: str) -> MemberReport:
         changed = self._changed(text) if len(text) <= codec.MAX_MESSAGE_BYTES else ""
         if not changed:
             return self._decode_parts(text)

@@ -11,48 +11,34 @@ from __future__ import annotations
 from dataclasses import fields
 from operator import attrgetter
 
-from holdfast.protocol.member_messages import MemberReport, RankProgress
+from holdfast.protocol.member_messages import PASSING, PASSING_PROGRESS, MemberReport, RankProgress
 from supervisor.view.model import JobState, StallWatch
 
-# The fields that change with each report while a group trains. A change of any other field is news.
-PASSING = frozenset({"sequence", "now_ns", "progress", "room", "lag_s", "lag_p99_s", "unmoved_s"})
-PASSING_PROGRESS = frozenset(
-    {
-        "step",
-        "phase",
-        "loss",
-        "grad_norm",
-        "samples",
-        "tokens",
-        "flops",
-        "step_s",
-        "p99_s",
-        "own_s",
-        "own_least_s",
-        "own_data_s",
-        "own_steps",
-        "snapshot_s",
-        "tail_s",
-        "tail_usual_s",
-    }
+_lasting = attrgetter(
+    *(each.name for each in fields(MemberReport) if each.name not in (*PASSING, "room", "progress"))
 )
-_lasting = attrgetter(*(each.name for each in fields(MemberReport) if each.name not in PASSING))
 _lasting_progress = attrgetter(
     *(each.name for each in fields(RankProgress) if each.name not in PASSING_PROGRESS)
 )
 
 
-def is_routine(before: MemberReport | None, report: MemberReport) -> bool:
-    """True if `report` equals the previous one, `before`, except for times and the progress of ranks."""
-    return (
-        before is not None
-        and _lasting(before) == _lasting(report)
-        and len(before.progress) == len(report.progress)
-        and all(
-            _lasting_progress(one) == _lasting_progress(other) and other.step >= one.step
+def is_routine(before: MemberReport | None, report: MemberReport, is_update: bool = False) -> bool:
+    """True if `report` equals the previous one, `before`, except for times and the progress of ranks.
+
+    With `is_update`, it is known that `report` differs from `before` only in these.
+    """
+    if before is None:
+        return False
+    if not is_update and (
+        _lasting(before) != _lasting(report)
+        or len(before.progress) != len(report.progress)
+        or any(
+            _lasting_progress(one) != _lasting_progress(other)
             for one, other in zip(before.progress, report.progress, strict=True)
         )
-    )
+    ):
+        return False
+    return all(other.step >= one.step for one, other in zip(before.progress, report.progress, strict=True))
 
 
 def is_calm(memory: JobState, watch: StallWatch) -> bool:

@@ -52,7 +52,7 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.place = ScaleProcesses(1, 2, 1, 0.0)
+        self.place = ScaleProcesses(1, 2, 1, 0.0, complete=False)
 
     def start(self) -> None:
         ports = [free_port() for _ in range(4)]

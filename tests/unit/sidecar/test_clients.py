@@ -15,9 +15,11 @@ from holdfast.launcher import sidecar_server
 from holdfast.process import event_loop
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
-from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from holdfast.protocol.member_messages import UPDATES, MemberOrder, MemberReport
 from sidecar import clients
 from sidecar.clients import AddressesInTurn, LauncherClient, SupervisorClient
+from supervisor.controller import report_updates
+from supervisor.controller.report_decoder import ReportDecoder
 from tests.sandbox import memory_directory
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.supervisor.job_views import launcher, report
@@ -140,7 +142,9 @@ def test_an_order_without_a_launcher_is_dropped_silently(here: Path) -> None:
 class Supervisor:
     """The supervisor's end: accepts members, and collects their reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocols: tuple[str, ...] = ()) -> None:
+        self._protocols = protocols
+        self.texts: list[list[str]] = []  # of each connection
         self.came: asyncio.Queue[web.WebSocketResponse] = asyncio.Queue()
         self.reports: asyncio.Queue[MemberReport] = asyncio.Queue()
         self.refuse = False
@@ -168,12 +172,16 @@ class Supervisor:
             self.refused += 1
             raise web.HTTPServiceUnavailable
         assert request.headers["Authorization"] == "Bearer secret"
-        socket = web.WebSocketResponse()
+        socket = web.WebSocketResponse(protocols=self._protocols)
         await socket.prepare(request)
         self.came.put_nowait(socket)
+        decoder = ReportDecoder()
+        texts: list[str] = []
+        self.texts.append(texts)
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                self.reports.put_nowait(codec.decode(MemberReport, message.data))
+                texts.append(message.data)
+                self.reports.put_nowait(decoder.decode(message.data))
         return socket
 
     async def line(self) -> web.WebSocketResponse:
@@ -219,6 +227,28 @@ async def test_a_member_reports_when_it_connects_when_something_changes_and_at_i
             assert (await there.report()).sequence == 2
         async with running(regular.link):
             assert [(await there.report()).sequence for _ in range(4)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("chosen", [True, False], ids=["newer", "older"])
+async def test_a_supervisor_that_reads_updates_receives_one_complete_report_for_each_connection(
+    chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "BACKOFF_S", (0.005,))
+    there = Supervisor((UPDATES,) if chosen else ())
+    async with there.listening() as port:
+        speaker = Speaker(port)
+        async with running(speaker.link):
+            for _ in range(2):
+                line = await there.line()
+                sequence = (await there.report()).sequence
+                for number in (1, 2):
+                    speaker.link.dirty.set()
+                    assert (await there.report()).sequence == sequence + number
+                await line.close()
+    complete = [
+        [not each.startswith(report_updates.BEGINNING) for each in texts] for texts in there.texts[:2]
+    ]
+    assert [each[:3] for each in complete] == [[True, False, False] if chosen else [True] * 3] * 2
 
 
 async def test_orders_are_handed_over_and_other_lines_are_ignored() -> None:

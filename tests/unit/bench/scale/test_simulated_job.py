@@ -8,6 +8,8 @@ from bench.scale.simulated_job import START_S, STEP_S, JobProgress, ReportText, 
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
+from sidecar.report_updates import ReportWriter
+from supervisor.controller.report_decoder import ReportDecoder
 from supervisor.view.member_clocks import ClockOffset, on_supervisor_clock
 
 BEGIN_NS = 50 * S
@@ -24,7 +26,7 @@ def run(member: SimulatedMember, generation: int, restore: Restore | None = None
     return MemberOrder("run", generation, launch=launch, ranks=ranks, epoch=1)
 
 
-def after(steps: int) -> int:
+def after(steps: float) -> int:
     return BEGIN_NS + int((START_S + STEP_S * (steps + 0.5)) * S)
 
 
@@ -89,3 +91,21 @@ def test_the_text_of_a_report_is_what_a_sidecar_would_send() -> None:
         assert found.now_ns == after(steps) + first.clock_ns
     numbers = [json.loads(text.at(after(150 + each)))["sequence"] for each in range(3)]
     assert numbers == sorted(set(numbers))
+
+
+def test_an_update_is_what_a_sidecar_would_send() -> None:
+    first, _ = members()
+    text, decoder = ReportText(first), ReportDecoder()
+    first.obey(run(first, 1), BEGIN_NS)
+    writer = ReportWriter(updates=True)
+    short = 0
+    for now_ns in map(after, (1, 2, 2.2, 3, 140, 141)):
+        sent = text.at(now_ns, updates=True)
+        found = decoder.decode(sent)
+        assert writer.text(found) == sent
+        assert [each.step for each in found.progress] == [first.job.step(now_ns)] * 2
+        assert found.now_ns == now_ns + first.clock_ns
+        short += len(sent) < 700
+    assert short == 4
+    text.connect()
+    assert ReportDecoder().decode(text.at(after(142), updates=True)).progress[0].step == 142

@@ -672,6 +672,23 @@ async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pyt
         await event_loop.end([leading])
 
 
+@pytest.mark.parametrize(
+    ("counts", "passed_s", "generation"),
+    [
+        ((99_999, 0, 0), 10.0, None),
+        ((100_000, 0, 0), 10.0, 0),
+        ((0, 20, 0), 10.0, 1),
+        ((100_000, 20, 19), 10.0, 1),
+        ((0, 0, 20), 10.0, 2),
+        ((0, 0, 0), 3600.0, 2),
+    ],
+)
+def test_only_old_garbage_costs_a_pass_over_all_objects(
+    counts: tuple[int, int, int], passed_s: float, generation: int | None
+) -> None:
+    assert main.due_generation(counts, passed_s) == generation
+
+
 class Cycle:
     """An object that only the garbage collector frees."""
 
@@ -680,10 +697,12 @@ class Cycle:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("COLLECT_S", 0.0), ("MAX_NEW_OBJECTS", 0)], ids=["in time", "in number"]
+    ("name", "limit"),
+    [("COLLECT_S", 0.0), ("COLLECT_AFTER", (0, 99, 99)), ("COLLECT_AFTER", (0, 0, 0))],
+    ids=["in time", "young", "old"],
 )
 async def test_cycles_are_freed_although_automatic_passes_are_off(
-    name: str, limit: float, monkeypatch: pytest.MonkeyPatch
+    name: str, limit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, name, limit)
     freed = asyncio.Event()

@@ -19,10 +19,12 @@ from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import (
     MUST_REACH,
     NEIGHBOURS,
+    UPDATES,
     HeldPrivateState,
     MemberOrder,
     MemberReport,
 )
+from sidecar.report_updates import ReportWriter
 from supervisor.controller import member_server as lines_of
 from supervisor.controller.limits.decoding_turns import TURN_S
 from supervisor.controller.limits.owner import ReportOwner
@@ -174,6 +176,28 @@ async def proven(
 
 def says(name: str, step: int = 0) -> str:
     return codec.encode(report(name, launcher(rank(step)))).decode()
+
+
+async def test_a_member_may_send_updates_if_it_offers_to() -> None:
+    made = Telling(SharedLimits(), "n")
+    async with proven(made, lambda: "m7") as client:
+        async with client.ws_connect("/v1/member") as line:
+            assert line.protocol is None
+        async with client.ws_connect("/v1/member", protocols=(UPDATES,)) as line:
+            assert line.protocol == UPDATES
+            writer = ReportWriter(updates=True)
+            for number in (1, 2, 3):
+                sent = report("m0", launcher(rank(0)), sequence=number, progress=(progress(0, 4 + number),))
+                made.changes.clear()
+                await line.send_str(writer.text(sent))
+                await asyncio.wait_for(made.changes.wait(), LIMIT_S)
+                found = made.connection("m7").report
+                assert found is not None
+                assert (found.member, found.sequence, found.progress) == ("m7", number, sent.progress)
+                assert found.launcher is made.connection("m7").launcher
+            await line.send_str('{"update_of":9,"report":[10,1,0.0,0.0,-1.0],"room":[],"progress":[]}')
+            assert "an update of report 9, not of 3" in await asyncio.wait_for(made.told.get(), LIMIT_S)
+            assert (await line.receive(timeout=LIMIT_S)).type is WSMsgType.CLOSE
 
 
 async def test_a_member_has_its_proven_name_and_not_the_one_in_its_reports() -> None:
