@@ -118,7 +118,7 @@ setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 .PHONY: test
 test: setup ## run all tests; cluster tests only if KUBECONFIG names a cluster (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and torch tests, in two processes"
-	@$(call two_at_once,$(UNIT),$(OTHER_UNIT) tests/torch tests/docs tests/gpu,--hypothesis-profile=thorough)
+	@$(call two_at_once,$(UNIT) tests/torch tests/docs tests/gpu,$(OTHER_UNIT),--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
 	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "skipped: tests/cluster, because KUBECONFIG does not name a cluster"; \

@@ -56,7 +56,8 @@ def update_of(before: MemberReport, report: MemberReport) -> ReportUpdate | None
     ):
         return None
     progress = [_passing_progress(each) for each in report.progress]
-    if any(type(each) is str and len(each) > MAX_PASSING_TEXT for row in progress for each in row):
+    texts = [each for row in progress for each in row if type(each) is str]
+    if any(len(each) > MAX_PASSING_TEXT or not each.isascii() for each in texts):
         return None
     if progress == [_passing_progress(each) for each in before.progress]:
         progress = []

@@ -161,8 +161,8 @@ def row_reader(kind: Any, names: tuple[str, ...], most_text: int) -> Callable[[A
     """Return a function that makes a message of `kind` from another one and a row of values.
 
     `kind` is a frozen dataclass with slots. The row is the parsed JSON list of the values of `names`. The
-    other fields have the values of the given message. A text may have `most_text` characters. The function
-    raises `InvalidMessage`, which names the first field whose value is wrong.
+    other fields have the values of the given message. A text may have `most_text` ASCII characters. The
+    function raises `InvalidMessage`, which names the first field whose value is wrong.
     """
     twin = _unfrozen_twin(kind)
     assert twin is not None, f"{kind.__name__} has no slots"
@@ -196,8 +196,8 @@ def _wrong_row(
         raise InvalidMessage(f"{kind.__name__}: {_short(value)} is not a list of {len(names)}")
     try:
         found = read(value, False)
-        if isinstance(found, str) and len(found) > most_text:
-            raise _Misfit(f"a text of {len(found)} characters; the limit is {most_text}")
+        if isinstance(found, str):
+            raise _Misfit(f"{_short(found)} is not a text of at most {most_text} ASCII characters")
     except _Misfit as error:
         raise InvalidMessage(f"{kind.__name__}.{names[number]}{error.place}: {error.why}") from None
     return found
@@ -318,12 +318,13 @@ def _compiled(
     return typing.cast("Callable[..., Any]", space["read"])
 
 
-def _shortcut(name: str, hint: Any, most_text: int = MAX_TEXT) -> str:
+def _shortcut(name: str, hint: Any, most_ascii: int = 0) -> str:
     """Return the beginning of an expression that converts the usual JSON value `v` of a field."""
     if is_seconds(name, hint):
         return f"v if {_HOLDS_FOR_SECONDS} else "
     if hint is str:
-        return f"v if type(v) is str and len(v) <= {most_text} else "
+        bound = f"len(v) <= {most_ascii} and v.isascii()" if most_ascii else f"len(v) <= {MAX_TEXT}"
+        return f"v if type(v) is str and {bound} else "
     if hint in _HOLDS:
         return f"v if {_HOLDS[hint]} else "
     args = typing.get_args(hint)

@@ -314,7 +314,7 @@ PASSING_PROGRESS = (
     "tail_s",
     "tail_usual_s",
 )
-MAX_PASSING_TEXT = 64  # characters of a text among these values in an update, such as the name of a phase
+MAX_PASSING_TEXT = 32  # ASCII characters of a text among these values in an update, such as a phase's name
 
 
 @dataclass(frozen=True, slots=True)

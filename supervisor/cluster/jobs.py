@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ MAX_NOTICES = 20_000
 # The most jobs that are supervised at the same time in one namespace, not counting jobs that have ended. A
 # job takes 120 KiB and a task, and a supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
-SLICE = 50  # pods or jobs that a round considers before other work may run: about 1 ms
+SLICE_S = 0.002  # how long a round considers pods or jobs before other work may run
 SCAN_S = 60.0  # the time between two searches for pods that are not injected
 
 _T = TypeVar("_T")
@@ -369,11 +370,13 @@ class ClusterJobs:
 
 
 async def _in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """Yield `items`, letting the event loop do other work after every `SLICE` of them."""
-    for number, each in enumerate(items, 1):
+    """Yield `items`, letting the event loop do other work after every `SLICE_S`."""
+    until_s = time.perf_counter() + SLICE_S
+    for each in items:
         yield each
-        if number % SLICE == 0:
+        if time.perf_counter() >= until_s:
             await asyncio.sleep(0)
+            until_s = time.perf_counter() + SLICE_S
 
 
 def _are_same(

@@ -59,13 +59,14 @@ from supervisor.observability import cluster_metrics
 log = logging.getLogger("supervisor")
 
 HEALTH_PORT = 8080
-# Reference counting frees each report when the next one arrives, so a pass over the objects of all members
-# finds almost nothing. With 2,000 members, it blocks the event loop for 1 to 3 s, so it is rare. What ended
-# connections leave behind is usually young, and a pass over new objects takes some 20 ms.
-COLLECT_S = 3600.0  # the time between two passes over all objects
+# Reference counting frees each report when the next one arrives, so a pass of the garbage collector finds
+# almost nothing while members stay connected. With 2,000 members, a pass over all objects blocks the event
+# loop for 1 to 3 s, and one over new objects for half a second, because the newest reports are among them.
+# Only ended connections leave garbage behind, most of it young.
+COLLECT_S = 600.0  # the time between two passes over all objects
 # A pass over new objects runs after this many were created and not freed. After as many such passes, one
 # includes the objects that survived them. After as many of those, one includes all objects.
-COLLECT_AFTER = (100_000, 20, 20)
+COLLECT_AFTER = (1_000_000, 10, 10)
 # Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
 # and closing a connection to make room for others costs another TLS handshake.
 MAX_IDLE = 1024

@@ -17,7 +17,7 @@ from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
-from supervisor.controller.routine_reports import is_routine
+from supervisor.controller.reports.routine_reports import is_routine
 
 UNREACHABLE_S = 10.0  # after this time, the connection of a member whose host does not answer ends
 COME_S = 30.0  # how long members have to connect to a new supervisor

@@ -53,7 +53,7 @@ from supervisor.controller.limits.owner import ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
-from supervisor.controller.routine_reports import is_calm
+from supervisor.controller.reports.routine_reports import is_calm
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.events import EventRecorder

@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -36,7 +37,7 @@ from supervisor.controller.limits.incoming import MemberBuffer, MeteredConnectio
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.report_memory import MemoryHolder
 from supervisor.controller.limits.shared import SharedLimits
-from supervisor.controller.report_decoder import ReportDecoder
+from supervisor.controller.reports.report_decoder import ReportDecoder
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
@@ -54,6 +55,9 @@ REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
 RATE_BYTES = 2_000_000  # how much a member may send per second, on average
 BURST_BYTES = 4_000_000
+CONVERTED_BYTES = (
+    512  # for each rank, if an update corrects the clock offset and so all times of its launcher
+)
 LEAST_BYTES = 4096  # a smaller message, such as a ping, is charged this much, because it takes time too
 
 
@@ -75,6 +79,10 @@ class ByteBudget:
         left_bytes = min(BURST_BYTES, self.left_bytes + earned_bytes) - max(LEAST_BYTES, sent_bytes)
         self.left_bytes, self.at_s = max(-BURST_BYTES, left_bytes), now_s
         return max(0.0, -self.left_bytes / RATE_BYTES)
+
+    def charge(self, more_bytes: int) -> None:
+        """Count what a message has cost in addition to its size."""
+        self.left_bytes = max(-BURST_BYTES, self.left_bytes - more_bytes)
 
 
 @dataclass(slots=True)
@@ -175,6 +183,8 @@ class MemberServer:
         self._is_closed = True
         for line in self.connections.values():
             self._limits.memory.release(line.memory)
+            # This server and its lines refer to each other, so they may wait long for the garbage collector.
+            line.report = line.launcher = line.received = None
 
     async def serve(
         self,
@@ -193,7 +203,7 @@ class MemberServer:
         # Decoded by aiohttp, text that is not ASCII could take four times as much memory while it waits.
         socket = web.WebSocketResponse(
             protocols=(UPDATES,),
-            heartbeat=self.heartbeat_s,
+            heartbeat=None if isinstance(request.protocol, MeteredConnection) else self.heartbeat_s,
             max_msg_size=max_bytes,
             compress=False,
             autoping=False,
@@ -206,7 +216,7 @@ class MemberServer:
         known = name() if name is not None else None
         if known is not None:
             line = self._take_over(known, socket, request)
-        buffer = self._metered(request, max_bytes)
+        buffer = self._metered(request, socket, max_bytes)
         try:
             async for message in socket:
                 if message.type not in _READ:
@@ -224,11 +234,9 @@ class MemberServer:
                 if message.type is WSMsgType.PING:
                     await socket.pong(message.data)
                 report, is_text = None, message.type is WSMsgType.TEXT
+                began_s = time.perf_counter()
                 if is_text:
-                    began_s = time.perf_counter()
                     report = self._read_for(line, decoder, message.data, why_refused)
-                    took_s = time.perf_counter() - began_s
-                    self._limits.turns.spend(self._reports_of, took_s, expected_s)
                 del message  # free it before the next message arrives
                 if buffer is not None:
                     buffer.passed_on(size)
@@ -245,6 +253,7 @@ class MemberServer:
                     line.changed.set()
                     sender = asyncio.create_task(self._send(socket, line))
                 self._receive(line, report, decoder.was_update)
+                self._limits.turns.spend(self._reports_of, time.perf_counter() - began_s, expected_s)
         finally:
             if sender is not None:
                 sender.cancel()
@@ -255,13 +264,19 @@ class MemberServer:
                 self._changed()
         return socket
 
-    def _metered(self, request: web.Request, max_bytes: int) -> MemberBuffer | None:
-        """Begin to count what the connection of `request` receives, if it is a `MeteredConnection`."""
+    def _metered(
+        self, request: web.Request, socket: web.WebSocketResponse, max_bytes: int
+    ) -> MemberBuffer | None:
+        """Begin to count what the connection of `request` receives, if it is a `MeteredConnection`.
+
+        Such a connection also pings a silent member, and ends if the member does not respond.
+        """
         connection = request.protocol
         if not isinstance(connection, MeteredConnection):
             return None
         buffer = MemberBuffer(self._limits.incoming, self._reports_of.namespace, max_bytes, connection)
         connection.buffer = buffer
+        connection.end_when_silent(self.heartbeat_s, lambda: asyncio.create_task(_ping(socket)))
         return buffer
 
     async def _admit(self, line: MemberConnection | None, name: Callable[[], str | None], size: int) -> bool:
@@ -306,8 +321,11 @@ class MemberServer:
         return True
 
     def _receive(self, line: MemberConnection, report: MemberReport, is_update: bool) -> None:
-        before = line.report if line.connected else None
+        before, launcher = line.report if line.connected else None, line.launcher
         accepted = self._accept(line, report)
+        if is_update and line.launcher is not launcher:  # its times have been corrected
+            is_update = False
+            line.budget.charge(CONVERTED_BYTES * len(line.launcher.ranks if line.launcher else ()))
         if self.is_news(before, accepted, is_update):
             self._changed()
 
@@ -405,6 +423,11 @@ class MemberServer:
                     await socket.send_str(text)
                 except ConnectionError:
                     return
+
+
+async def _ping(socket: web.WebSocketResponse) -> None:
+    with suppress(ConnectionError):  # the connection is ending
+        await socket.ping()
 
 
 def _readable(order: MemberOrder, features: frozenset[str]) -> MemberOrder:

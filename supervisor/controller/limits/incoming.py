@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -162,14 +163,48 @@ class MemberBuffer:
 
 
 class MeteredConnection(web.RequestHandler):
-    """aiohttp's connection to a client. While `buffer` is set, the received data is counted."""
+    """aiohttp's connection to a client. While `buffer` is set, the received data is counted.
+
+    `end_when_silent` replaces aiohttp's heartbeat, which makes the event loop handle one more event for each
+    message that arrives.
+    """
 
     buffer: MemberBuffer | None = None
+    _has_received = False  # since the last call of `_look`
+    _was_asked = False  # the client has been silent since it was asked for a sign of life
+    _looking: asyncio.TimerHandle | None = None
+    _asking: object = None  # the result of the last `ask`; a task that nothing refers to may be freed
 
     def data_received(self, data: bytes) -> None:
+        self._has_received = True
         super().data_received(data)
         if self.buffer is not None:
             self.buffer.received(len(data))
+
+    def end_when_silent(self, limit_s: float, ask: Callable[[], object]) -> None:
+        """Call `ask` after `limit_s` without data, or up to twice as long, and then end the connection.
+
+        The client has half of `limit_s` to send anything, which keeps the connection. Call this once.
+        """
+        self._has_received, self._was_asked = True, False
+        self._look(limit_s, ask)
+
+    def _look(self, limit_s: float, ask: Callable[[], object]) -> None:
+        # If this process was stopped, the event loop reads what has arrived since before it calls this.
+        is_silent = not self._has_received and not (self.buffer is not None and self.buffer.is_paused)
+        if is_silent and self._was_asked:
+            self.end()
+            return
+        if is_silent:
+            self._asking = ask()
+        self._has_received, self._was_asked = False, is_silent
+        wait_s = limit_s / 2 if is_silent else limit_s
+        self._looking = asyncio.get_running_loop().call_later(wait_s, self._look, limit_s, ask)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Continue to read, unless the buffer is full. aiohttp calls this whenever its own queue has room."""

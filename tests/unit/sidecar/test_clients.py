@@ -18,8 +18,8 @@ from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import UPDATES, MemberOrder, MemberReport
 from sidecar import clients
 from sidecar.clients import AddressesInTurn, LauncherClient, SupervisorClient
-from supervisor.controller import report_updates
-from supervisor.controller.report_decoder import ReportDecoder
+from supervisor.controller.reports import report_updates
+from supervisor.controller.reports.report_decoder import ReportDecoder
 from tests.sandbox import memory_directory
 from tests.unit.sidecar.fake_launcher import LIMIT_S, Launcher
 from tests.unit.supervisor.job_views import launcher, report

@@ -9,7 +9,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from sidecar.report_updates import ReportWriter
-from supervisor.controller.report_decoder import ReportDecoder
+from supervisor.controller.reports.report_decoder import ReportDecoder
 from supervisor.view.member_clocks import ClockOffset, on_supervisor_clock
 
 BEGIN_NS = 50 * S

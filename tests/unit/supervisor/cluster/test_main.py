@@ -675,12 +675,12 @@ async def test_few_tokens_of_one_address_are_reviewed_at_a_time(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("counts", "passed_s", "generation"),
     [
-        ((99_999, 0, 0), 10.0, None),
-        ((100_000, 0, 0), 10.0, 0),
-        ((0, 20, 0), 10.0, 1),
-        ((100_000, 20, 19), 10.0, 1),
-        ((0, 0, 20), 10.0, 2),
-        ((0, 0, 0), 3600.0, 2),
+        ((999_999, 9, 9), 599.0, None),
+        ((1_000_000, 0, 0), 10.0, 0),
+        ((0, 10, 0), 10.0, 1),
+        ((1_000_000, 10, 9), 10.0, 1),
+        ((0, 0, 10), 10.0, 2),
+        ((0, 0, 0), 600.0, 2),
     ],
 )
 def test_only_old_garbage_costs_a_pass_over_all_objects(

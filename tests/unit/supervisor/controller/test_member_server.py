@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,8 +31,8 @@ from supervisor.controller.limits.decoding_turns import TURN_S
 from supervisor.controller.limits.owner import ReportOwner
 from supervisor.controller.limits.report_memory import ReportMemory, member_bytes
 from supervisor.controller.limits.shared import SharedLimits
-from supervisor.controller.member_server import MemberServer, largest_report
-from supervisor.controller.report_decoder import ReportDecoder
+from supervisor.controller.member_server import CONVERTED_BYTES, MemberServer, largest_report
+from supervisor.controller.reports.report_decoder import ReportDecoder
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 LIMIT_S = 20.0
@@ -391,6 +392,47 @@ async def test_members_that_are_gone_are_forgotten_unless_they_are_connected() -
         await socket.receive_str(timeout=LIMIT_S)
         made.keep({"kept"})
         assert set(made.connections) == {"kept", "m7"}
+
+
+def corrected(server: MemberServer, update: bool) -> tuple[bool, float]:
+    """Correct the offset of a member's clock. Return whether that was news, and what it cost."""
+    line = server.connection("m7")
+    line.connected, server.is_news_of = True, list[bool]()  # type: ignore[attr-defined]
+    ranks = tuple(map(rank, range(100)))
+    for now_ns in (0, 5_000_000_000):  # the second report took 5 s less to arrive
+        sent = replace(report("m7", launcher(*ranks)), now_ns=now_ns, clock="another")
+        before = line.budget.left_bytes
+        server._receive(line, sent, update and now_ns > 0)
+    return server.is_news_of[-1], before - line.budget.left_bytes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("update", "cost"), [(True, 100 * CONVERTED_BYTES), (False, 0)])
+def test_an_update_that_corrects_the_clock_is_news_and_costs_what_it_makes_us_convert(
+    update: bool, cost: float
+) -> None:
+    class Recording(MemberServer):
+        def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
+            self.is_news_of.append(not is_update)  # type: ignore[attr-defined]
+            return False
+
+    assert corrected(Recording(lambda: 0, lambda: None, clock="ours"), update) == (True, cost)
+
+
+class Part:
+    """An object that can be referred to weakly."""
+
+
+def test_a_closed_server_keeps_no_reports_until_the_collector_runs() -> None:
+    made = connections()
+    line = made.connection("m7")
+    made._receive(line, report("m7", launcher(rank(0))), False)
+    part = Part()
+    kept = weakref.ref(part)
+    object.__setattr__(line.report, "member", part)
+    del part
+    assert kept() is not None
+    made.close()
+    assert kept() is None
 
 
 # -- memory for reports

@@ -19,7 +19,7 @@ from holdfast.protocol.member_messages import (
     MemberReport,
     StorageListing,
 )
-from supervisor.controller.report_decoder import PARTS, ReportDecoder
+from supervisor.controller.reports.report_decoder import PARTS, ReportDecoder
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 FIRST = report("m0", launcher(rank(0)), progress=(progress(0, 7),), slots=(HeldSnapshot(1, 4, 8),))

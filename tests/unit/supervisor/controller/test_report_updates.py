@@ -26,10 +26,10 @@ from holdfast.protocol.member_messages import (
     UncommittedWork,
 )
 from sidecar.report_updates import ReportWriter
-from supervisor.controller import report_updates
 from supervisor.controller.limits.retained_size import retained_bytes
-from supervisor.controller.report_decoder import ReportDecoder
-from supervisor.controller.routine_reports import is_routine
+from supervisor.controller.reports import report_updates
+from supervisor.controller.reports.report_decoder import ReportDecoder
+from supervisor.controller.reports.routine_reports import is_routine
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 FIRST = report(
@@ -194,8 +194,12 @@ def with_value(part: str, name: str, value: Any) -> str:
         (with_value("progress", "step", True), "RankProgress.step: True is not int"),
         (with_value("progress", "loss", 0.5), "RankProgress.loss: 0.5 is not str"),
         (
-            with_value("progress", "loss", "1" * 65),
-            "RankProgress.loss: a text of 65 characters; the limit is 64",
+            with_value("progress", "loss", "1" * 33),
+            "1' is not a text of at most 32 ASCII characters",
+        ),
+        (
+            with_value("progress", "loss", "\u0661"),
+            "is not a text of at most 32 ASCII characters",
         ),
         (update(more=1), "unknown field"),
         ('{"update_of":1}', "missing"),
@@ -232,8 +236,7 @@ def test_no_series_of_updates_takes_more_memory_than_is_counted() -> None:
     received = decoder.decode(ReportWriter(updates=True).text(first))
     for size in (1, MAX_PASSING_TEXT):
         row = [
-            {"int": (1 << 64) - 1, "float": 1e10, "str": "\U0001f600" * size}[KINDS[name]]
-            for name in PASSING_PROGRESS
+            {"int": (1 << 64) - 1, "float": 1e10, "str": "1" * size}[KINDS[name]] for name in PASSING_PROGRESS
         ]
         report_row = [2, *([1e10 if KINDS[name] == "float" else (1 << 64) - 1 for name in PASSING[1:]])]
         room = [(1 << 64) - 1] * len(PASSING_ROOM)
@@ -247,3 +250,15 @@ def test_the_order_of_the_values_belongs_to_the_name_of_the_protocol() -> None:
     assert UPDATES == "holdfast.report-updates.1"
     assert [len(each) for each in (PASSING, PASSING_ROOM, PASSING_PROGRESS)] == [5, 6, 16]
     assert zlib.crc32(" ".join((*PASSING, *PASSING_ROOM, *PASSING_PROGRESS)).encode()) == 1720224807
+
+
+def test_a_report_and_its_updates_reserve_the_same_memory() -> None:
+    """A connection that has room for its first report has room for all updates of it."""
+    writer, decoder = ReportWriter(updates=True), ReportDecoder()
+    decoder.decode(writer.text(FIRST))
+    before = decoder.retained_bytes
+    ranks = tuple(replace(each, step=1 << 60, loss="x" * MAX_PASSING_TEXT) for each in FIRST.progress)
+    text = writer.text(replace(FIRST, sequence=2, progress=ranks))
+    assert text.startswith(report_updates.BEGINNING)
+    decoder.decode(text)
+    assert decoder.retained_bytes == before

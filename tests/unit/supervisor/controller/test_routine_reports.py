@@ -17,7 +17,7 @@ from holdfast.protocol.member_messages import (
     RankProgress,
     RankStall,
 )
-from supervisor.controller.routine_reports import is_calm, is_routine
+from supervisor.controller.reports.routine_reports import is_calm, is_routine
 from supervisor.view.model import LateRank, OpenIncident, PendingException, StallWatch
 from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
 

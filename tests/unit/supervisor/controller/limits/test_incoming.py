@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, WSCloseCode, WSMsgType, web
 
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import MemberOrder
@@ -227,3 +227,58 @@ async def test_what_arrives_on_a_connection_that_is_being_ended_takes_no_place()
         connection.data_received(b" " * (SMALL_BYTES + 1))
         assert not state.limits.incoming._held
         writer.close()
+
+
+# -- silent connections
+
+
+async def test_a_silent_member_is_asked_and_its_connection_ends_if_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemberServer, "heartbeat_s", 0.05)
+    async with served() as state, ClientSession() as session:
+        url = f"http://127.0.0.1:{state.port}/n/m"
+        async with session.ws_connect(url, autoping=False) as line:
+            assert (await line.receive(timeout=LIMIT_S)).type is WSMsgType.PING
+            assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
+            assert line.close_code != WSCloseCode.OK
+
+
+async def test_a_member_that_answers_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemberServer, "heartbeat_s", 0.05)
+    async with served() as state, ClientSession() as session:
+        url = f"http://127.0.0.1:{state.port}/n/m"
+        async with session.ws_connect(url, autoping=False) as line:
+            for _ in range(5):  # longer than a silent member has
+                message = await line.receive(timeout=LIMIT_S)
+                assert message.type is WSMsgType.PING
+                await line.pong(message.data)
+
+
+async def test_only_a_member_that_could_send_and_did_not_is_asked() -> None:
+    async with served() as state, ClientSession() as session:
+        line = await session.ws_connect(f"http://127.0.0.1:{state.port}/n/m", autoping=False)
+        async with line:
+            connection, asked = state.connections[0], list[int]()
+
+            def look() -> None:
+                assert connection._looking is not None
+                connection._looking.cancel()
+                connection._look(3600.0, lambda: asked.append(1))
+
+            [buffer] = state.buffers("n")
+            buffer.is_paused = True
+            look()
+            assert not asked, "this side does not read"
+            buffer.is_paused = False
+            look()
+            assert asked == [1]
+            await line.send_str(codec.encode(report("m", launcher(rank(0)))).decode())
+            await until(lambda: connection._has_received)
+            look()
+            assert asked == [1], "it has answered"
+            look()
+            look()
+            assert asked == [1, 1]
+            assert (await line.receive(timeout=LIMIT_S)).type is WSMsgType.TEXT  # the order
+            assert (await line.receive(timeout=LIMIT_S)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)

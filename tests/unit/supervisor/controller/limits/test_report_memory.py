@@ -25,7 +25,7 @@ from supervisor.controller.limits.report_memory import (
     member_bytes,
 )
 from supervisor.controller.member_server import MemberServer, largest_report
-from supervisor.controller.report_decoder import ReportDecoder
+from supervisor.controller.reports.report_decoder import ReportDecoder
 from tests.unit.supervisor.controller.limits.largest_reports import (
     HOSTILE,
     NS,

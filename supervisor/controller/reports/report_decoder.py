@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import MemberReport
-from supervisor.controller import report_updates
 from supervisor.controller.limits.retained_size import most_bytes, retained_bytes
+from supervisor.controller.reports import report_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,11 @@ class ReportDecoder:
             if last is None:
                 raise codec.InvalidMessage("ReportUpdate: no report precedes it")
             report = report_updates.updated(last, text, **self._as_sent)
-            self.retained_bytes = self._whole_bytes
         else:
             report = self._decode_whole(text)
             self._as_sent = {"member": report.member, "launcher": report.launcher}
             self._whole_bytes = self.retained_bytes + report_updates.most_added_bytes(report)
-        self._last = report
+        self._last, self.retained_bytes = report, self._whole_bytes
         return report
 
     def _decode_whole(self, text: str) -> MemberReport:

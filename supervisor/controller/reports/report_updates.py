@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from holdfast.protocol import codec
@@ -18,9 +19,9 @@ from holdfast.protocol.member_messages import (
 )
 
 BEGINNING = '{"update_of":'  # of the text of an update; that of a report begins with its first field
-# The most memory that updates add to a report: for each passing value of a rank, the text or number itself.
-RANK_BYTES = len(PASSING_PROGRESS) * (MAX_PASSING_TEXT * 4 + 80)
-OTHER_BYTES = (len(PASSING) + len(PASSING_ROOM)) * 40
+# The most memory that updates add for each rank: its texts may become longer. What is counted for a report
+# includes an object for each of its values.
+RANK_BYTES = MAX_PASSING_TEXT * len([each for each in fields(RankProgress) if each.type == "str"])
 _read_report = codec.row_reader(MemberReport, PASSING, MAX_PASSING_TEXT)
 _read_room = codec.row_reader(MemoryUse, PASSING_ROOM, MAX_PASSING_TEXT)
 _read_progress = codec.row_reader(RankProgress, PASSING_PROGRESS, MAX_PASSING_TEXT)
@@ -28,7 +29,7 @@ _read_progress = codec.row_reader(RankProgress, PASSING_PROGRESS, MAX_PASSING_TE
 
 def most_added_bytes(report: MemberReport) -> int:
     """Return a bound on the memory that any number of updates adds to what `report` takes."""
-    return OTHER_BYTES + RANK_BYTES * len(report.progress)
+    return RANK_BYTES * len(report.progress)
 
 
 def updated(report: MemberReport, text: str, **changes: Any) -> MemberReport:

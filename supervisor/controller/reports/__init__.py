@@ -1,0 +1,1 @@
+"""Decode the reports of members, and distinguish those that need an immediate decision."""
