@@ -279,7 +279,7 @@ class SupervisedJob:
         """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
         if self.job is None or self.is_at_rest:
             return ()
-        lines, placed = self._server.connections, self.job.memory.seats
+        lines, placed = self._server.connections, self.job.memory.positions
         return (
             ProbedMember(pod.uid, pod.address, pod.node, self, line, self._wake)
             for pod in self.backend.pods.values()

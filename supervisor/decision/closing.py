@@ -162,7 +162,7 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
     return tuple(
         each
         for each in view.members
-        if each.name in view.memory.seats and each.exists and not members.is_reporting(each)
+        if each.name in view.memory.positions and each.exists and not members.is_reporting(each)
     )
 
 

@@ -121,7 +121,7 @@ def replace_lost_standby(case: _Case) -> Replace | None:
     """Request a replacement for a lost member without ranks, to give the group a standby again."""
     view = case.view
     for member in view.members:
-        if member.name in view.memory.seats or member.name in view.memory.lost:
+        if member.name in view.memory.positions or member.name in view.memory.lost:
             continue
         if members.is_lost(view, member, case.policy):
             return Replace(member.name, f"member {member.name} is lost and is being replaced")
@@ -381,7 +381,7 @@ def await_secured_state(case: _Case) -> Wait | None:
     # The time limit for a member to secure its state starts at its first report to this supervisor, or to any
     # after its sidecar was away. Members without ranks have nothing to secure.
     latest_ns = since_ns + int(liveness.HELD_UP_S * SECOND_NS)  # even if a sidecar fails again and again
-    heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.seats)
+    heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.positions)
     deadline = max((since_ns, *heard)) + limit_ns
     if not waiting or view.now_ns >= deadline:
         return None
@@ -559,7 +559,7 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
 
     This includes a disconnected member with ranks, because it will connect soon after a takeover.
     """
-    if not member.connected and member.name not in view.memory.seats:
+    if not member.connected and member.name not in view.memory.positions:
         return False
     secured = member.report is not None and member.report.secured_for >= view.memory.generation
     return not secured and not members.is_lost(view, member, policy)

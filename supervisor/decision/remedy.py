@@ -79,7 +79,7 @@ def unstarted_member(view: View, trial: tuple[str, ...]) -> Fault | None:
             continue
         if launcher.warm_tries >= MAX_WARM_FAILURES:
             why = f"on member {name}, the script failed {launcher.warm_tries} times before it joined"
-            said, rank = endings.last_words(ending), view.memory.seats[name] * view.memory.nproc
+            said, rank = endings.last_words(ending), view.memory.positions[name] * view.memory.nproc
             detail, step = f"{why}: {said}" if said else why, reports.furthest_step(view)
             return Fault("crash", rank, name, step, view.now_ns, "not started", detail, ending.message)
     return None
@@ -260,7 +260,7 @@ def start_generation(
     if end is not None:
         return end
     chosen = placement.choose_members(view, policy)
-    moved = [name for name in chosen if name not in view.memory.seats]
+    moved = [name for name in chosen if name not in view.memory.positions]
     master_addr, master_port = _rendezvous(view, chosen[0])
     skip, skipped = _skipped(view, policy, cause, resumed)
     measure = _measure(view, policy, cause, resumed, moved) + _new_size(view, policy, chosen)

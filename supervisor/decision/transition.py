@@ -268,9 +268,9 @@ def _followed(view: View) -> _Adopted:
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
-    seats = unknown_generation.claimed_placement(view, generation)
-    whole = len(seats) * view.memory.nproc == view.memory.world_size
-    placement = seats if whole else view.memory.placement
+    claimed = unknown_generation.claimed_placement(view, generation)
+    whole = len(claimed) * view.memory.nproc == view.memory.world_size
+    placement = claimed if whole else view.memory.placement
     return {"generation": generation, "placement": placement, "reached": -1}
 
 
@@ -528,8 +528,8 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 def _bystanders(view: View) -> tuple[str, ...]:
     """Return the members that exist or are listed, but have no ranks."""
-    seats = view.memory.seats
-    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in seats)
+    placed = view.memory.positions
+    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in placed)
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:

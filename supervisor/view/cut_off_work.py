@@ -127,7 +127,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks of the current generation with their last reported progress."""
     for member in view.members:
         report = member.report
-        if report is None or report.launcher is None or member.name not in view.memory.seats:
+        if report is None or report.launcher is None or member.name not in view.memory.positions:
             continue
         progress = {each.rank: each for each in report.progress}
         for rank in report.launcher.ranks:

@@ -305,13 +305,13 @@ class JobState:
         return self.world_size // max(1, self.nproc) + self.reduced_by
 
     @property
-    def seats(self) -> Mapping[str, int]:
+    def positions(self) -> Mapping[str, int]:
         """The position of each member in `placement`. Use it in loops over many members."""
-        return _seats(self.placement)
+        return _positions(self.placement)
 
 
 @by_identity(8)
-def _seats(placement: tuple[str, ...]) -> Mapping[str, int]:
+def _positions(placement: tuple[str, ...]) -> Mapping[str, int]:
     return {name: len(placement) - 1 - back for back, name in enumerate(reversed(placement))}
 
 

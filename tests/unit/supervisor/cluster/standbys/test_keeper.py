@@ -60,7 +60,7 @@ class Place:
 
     def needs(self) -> StandbyNeeds:
         members = self.members()
-        leaving = self.departures.observe(members, {}, 0.0, seats=self.memory.placement)
+        leaving = self.departures.observe(members, {}, 0.0, placed=self.memory.placement)
         return StandbyNeeds(self.memory, self.policy, members, "gpt", "s-uid", leaving)
 
     def withdraw(self, uid: str, is_going: bool) -> None:
