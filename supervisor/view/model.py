@@ -124,7 +124,7 @@ class CutOffWork:
 
 
 @dataclass(frozen=True, slots=True)
-class UndoneWork:
+class MissedWork:
     """Work that was cut off and not repeated. `incident` is the number of the incident that cut it off."""
 
     incident: int
@@ -147,7 +147,7 @@ class SetAsideState:
     """The old values of the `JobState` fields that the first step of a run from scratch overwrites."""
 
     lineage: tuple[Lineage, ...] = ()
-    missed: tuple[UndoneWork, ...] = ()
+    missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     saved: int = -1
 
@@ -159,7 +159,7 @@ class PendingStart:
     generation: int
     step: int  # the step that the generation resumes from
     lineage: tuple[Lineage, ...] = ()  # this field and the next two hold the values from before the start
-    missed: tuple[UndoneWork, ...] = ()
+    missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the newest step whose state may be good
     cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
@@ -266,7 +266,7 @@ class JobState:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[UndoneWork, ...] = ()  # work around commits that was cut off and not repeated
+    missed: tuple[MissedWork, ...] = ()  # work around commits that was cut off and not repeated
     cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
     before: int = 0  # the number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
