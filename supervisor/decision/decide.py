@@ -155,7 +155,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     return None
 
 
-def _give_up(view: View, end: End) -> Secure | End:
+def _end_after_securing(view: View, end: End) -> Secure | End:
     """Return `end`, or a `Secure` before it if members may hold a state worth saving."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
@@ -267,12 +267,12 @@ def warn_of_changed_file(case: _Case) -> Warn | None:
     return None
 
 
-def give_up_without_processes(case: _Case) -> Secure | End | None:
+def end_without_processes(case: _Case) -> Secure | End | None:
     """End a run whose script cannot be started again, unless only members on trial report this."""
     trial = joining.on_trial(case.view, case.policy)
     end = remedy.startup_failure(case.view, trial)
     if end is not None:
-        return _give_up(case.view, end)
+        return _end_after_securing(case.view, end)
     unstarted = remedy.unstarted_member(case.view, trial)
     return _secure((unstarted,)) if unstarted is not None else None
 
@@ -495,7 +495,7 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return Wait(until_ns, f"{', '.join(failed)} failed on joining and {left_out}")
     end = remedy.startup_failure(view)
     if end is not None:
-        return _give_up(view, end)
+        return _end_after_securing(view, end)
     deadline_ns = _forming_deadline_ns(view, policy)
     if view.now_ns >= deadline_ns:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
@@ -593,7 +593,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     replace_cut_off_member,
     act_on_stall,
     warn_of_changed_file,
-    give_up_without_processes,
+    end_without_processes,
     refuse_state_without_room,
     settle,
     finish,

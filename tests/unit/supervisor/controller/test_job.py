@@ -53,7 +53,7 @@ class Backend:
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError
 
-    def give_up(self, member: str) -> None:
+    def end_member(self, member: str) -> None:
         raise AssertionError
 
     def renew(self, member: str) -> None:
