@@ -156,13 +156,13 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
     name = "".join(each if each.isprintable() else "?" for each in name)
     has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
     if file.path == program.source:
-        said = f"{has}: the run continues to use the version from its start; restart it to use the new one"
+        message = f"{has}: the run continues to use the version from its start; restart it to use the new one"
     else:
-        said = (
+        message = (
             f"{has}: ranks that start from now on import the current file, but running ranks keep the old"
             " version; restart the run to have the same version in all ranks"
         )
-    return foreign_text.shortened(said, _MAX_TEXT_BYTES)
+    return foreign_text.shortened(message, _MAX_TEXT_BYTES)
 
 
 def working_directory() -> str:
@@ -177,7 +177,7 @@ class SourceChanges:
     """Checks a run's files for changes periodically. A thread does this, because storage may not respond."""
 
     sources: ProgramSources
-    told: tuple[str, ...] = ()  # the messages so far, one per file
+    messages: tuple[str, ...] = ()  # the messages so far, one per file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
     _looking: Future[dict[str, str]] | None = None
     _before: dict[str, str] = field(default_factory=dict)  # the changes found by the previous check, by path
@@ -204,7 +204,7 @@ class SourceChanges:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
                 self._note(self._before)
-        return self.told
+        return self.messages
 
     def _fates(self) -> dict[str, str]:
         return {file.path: what for file in self.sources.files if (what := change_of(file))}
@@ -214,9 +214,9 @@ class SourceChanges:
             what = found.get(file.path)
             if what is None or what != self._before.get(file.path) or file.path in self._known:
                 continue
-            if len(self.told) < MAX_CHANGED:
+            if len(self.messages) < MAX_CHANGED:
                 self._known.add(file.path)
-                self.told += (change_message(file, what, self.sources.program, self._here),)
+                self.messages += (change_message(file, what, self.sources.program, self._here),)
         self._before = found
 
 

@@ -79,8 +79,8 @@ def unstarted_member(view: View, trial: tuple[str, ...]) -> Fault | None:
             continue
         if launcher.warm_tries >= MAX_WARM_FAILURES:
             why = f"on member {name}, the script failed {launcher.warm_tries} times before it joined"
-            said, rank = endings.last_words(ending), view.memory.positions[name] * view.memory.nproc
-            detail, step = f"{why}: {said}" if said else why, reports.furthest_step(view)
+            last_words, rank = endings.last_words(ending), view.memory.positions[name] * view.memory.nproc
+            detail, step = f"{why}: {last_words}" if last_words else why, reports.furthest_step(view)
             return Fault("crash", rank, name, step, view.now_ns, "not started", detail, ending.message)
     return None
 
@@ -91,9 +91,9 @@ def _end(code: int, why: str, ending: Ending) -> End:
     The words are included because events and job lists show no traceback. The output of the process is
     omitted if it contains nothing else.
     """
-    said = endings.last_words(ending)
-    output = "" if ending.fail == "bad_input" and ending.message.strip() == said else ending.message
-    return End(code, f"{why}: {said}" if said else why, output)
+    last_words = endings.last_words(ending)
+    output = "" if ending.fail == "bad_input" and ending.message.strip() == last_words else ending.message
+    return End(code, f"{why}: {last_words}" if last_words else why, output)
 
 
 def has_worked(view: View) -> bool:

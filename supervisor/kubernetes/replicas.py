@@ -164,8 +164,8 @@ class Replicas:
                 ) as response,
             ):
                 text = await response.content.read(MAX_BYTES)
-            said = json.loads(text) if response.status == 200 else {}
-            epoch, holder = said[EPOCH], said.get(HOLDER, "")
+            answer = json.loads(text) if response.status == 200 else {}
+            epoch, holder = answer[EPOCH], answer.get(HOLDER, "")
         except (
             aiohttp.ClientError,
             OSError,
