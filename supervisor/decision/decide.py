@@ -334,14 +334,14 @@ def await_first_step(case: _Case) -> Wait | None:
     busy_ns = view.memory.since_ns + int(orders.BUSY_S * SECOND_NS)
     if view.memory.settled or view.now_ns >= busy_ns:
         return None
-    return Wait(min(_next_look_ns(case), busy_ns))
+    return Wait(min(_next_decision_ns(case), busy_ns))
 
 
 def await_next_event(case: _Case) -> Wait:
-    return Wait(_next_look_ns(case))
+    return Wait(_next_decision_ns(case))
 
 
-def _next_look_ns(case: _Case) -> int:
+def _next_decision_ns(case: _Case) -> int:
     """Return when the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)

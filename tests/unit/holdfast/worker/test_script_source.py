@@ -64,8 +64,8 @@ def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> N
 def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
     """Return the changes that one look reports."""
     changes.check(now_s)
-    assert changes._looking is not None
-    changes._looking.result(10)
+    assert changes._checking is not None
+    changes._checking.result(10)
     changes.check(now_s)
     return changes.messages
 
