@@ -3,19 +3,20 @@
 `JobState` outlives the supervisor, because every line of the journal contains it. `View` adds the members'
 current reports. Both are immutable, so a decision can be repeated from its line in the journal.
 
-The journal omits the `UNRECORDED` fields. Some of them hold a part of a sentence that another field contains
-in full: displays use the part instead of parsing the sentence, and show the whole sentence if the part is
-missing (docs/adr/0013). The others are times for an incident's timeline, or are used only on a cluster, which
-has no journal.
+The journal omits the `UNRECORDED` fields (`holdfast.journal_fields`). Some of them hold a part of a sentence
+that another field contains in full: displays use the part instead of parsing the sentence, and show the whole
+sentence if the part is missing (docs/adr/0013). The others are times for an incident's timeline, or are used
+only on a cluster, which has no journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from holdfast.journal_fields import UNRECORDED
 from holdfast.protocol import defaults
 from holdfast.protocol.codec import added
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSource
@@ -43,12 +44,6 @@ ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run is ending 
 ROLES = ("active", "standby", "lost", "new", "left")
 # How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
 StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]
-UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a dataclass field
-
-
-def is_recorded(declared: Field[Any]) -> bool:
-    """True if the journal contains the field."""
-    return bool(declared.metadata.get("in_journal", True))
 
 
 @dataclass(frozen=True, slots=True)
