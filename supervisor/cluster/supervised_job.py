@@ -37,7 +37,7 @@ from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
-from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
+from supervisor.cluster.standbys.standby_pods import StandbyNeeds, StandbyPods
 from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
@@ -145,7 +145,7 @@ class SupervisedJob:
         self._seen_uid: object = None  # the resource's uid, as last seen
         self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended, or a standby to delete
-        self._standbys = StandbyKeeper(
+        self._standbys = StandbyPods(
             context.server,
             group.key.namespace,
             self._standby_needs,

@@ -58,8 +58,8 @@ class StandbyNeeds:
     departures: Collection[str] = ()  # the members that are about to end
 
 
-class StandbyKeeper:
-    """Keeps the standbys of one job."""
+class StandbyPods:
+    """Keeps the requested number of standbys for one job."""
 
     def __init__(
         self,
