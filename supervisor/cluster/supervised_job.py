@@ -390,46 +390,7 @@ class SupervisedJob:
 
         Returns False if the run did not end, but is replaced by a run of another size (`_await_new_size`).
         """
-        assert self._takeover.resource is not None
-        records = SupervisionRecords(
-            self._takeover.resource,
-            found,
-            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
-            self._context.may_order,
-        )
-        self._records = records
-        history = self._evidence.begin_run(() if fresh else found.recent)
-        self._standbys.restore(found.standbys)
-        publisher = StatusPublisher(
-            RecentStatus(
-                _name(self.key),
-                status_fields.MAX_RECENT,
-                found.view,
-                found.recent,
-                history.with_hardware,
-            ),
-            self._context.lag,
-            policy,
-            records.lead,
-            files=self._context.records,
-            published=self._note_published,
-        )
-        self.backend.ended = None
-        if not self.was_seen:  # if it was seen, the mirror is newer
-            self._stop.begin(found.spec)
-        job = self.job = Job(
-            policy,
-            publisher,
-            self.backend,
-            self._server,
-            records,
-            fresh,
-            time.monotonic_ns(),
-            lambda: CALM_S if self._is_calm() else BUSY_S,
-            self._context.rack_of,
-            self._context.paused_s,
-        )
-        summary = self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
+        job, summary = self._begin_run(found, policy, fresh)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
             self._end_members(job)
             return True
@@ -451,6 +412,55 @@ class SupervisedJob:
         self._end_members(job)
         await summary.record_end()
         return True
+
+    def _begin_run(self, found: Takeover, policy: Policy, fresh: bool) -> tuple[Job, JobSummary]:
+        """Create the run's job, records and summary. They continue from what `found` contains."""
+        assert self._takeover.resource is not None
+        records = self._records = SupervisionRecords(
+            self._takeover.resource,
+            found,
+            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
+            self._context.may_order,
+        )
+        publisher = self._make_publisher(found, policy, fresh, records)
+        self._standbys.restore(found.standbys)
+        self.backend.ended = None
+        if not self.was_seen:  # if it was seen, the mirror is newer
+            self._stop.begin(found.spec)
+        job = self.job = Job(
+            policy,
+            publisher,
+            self.backend,
+            self._server,
+            records,
+            fresh,
+            time.monotonic_ns(),
+            lambda: CALM_S if self._is_calm() else BUSY_S,
+            self._context.rack_of,
+            self._context.paused_s,
+        )
+        self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
+        return job, self._summary
+
+    def _make_publisher(
+        self, found: Takeover, policy: Policy, fresh: bool, records: SupervisionRecords
+    ) -> StatusPublisher:
+        history = self._evidence.begin_run(() if fresh else found.recent)
+        recent = RecentStatus(
+            _name(self.key),
+            status_fields.MAX_RECENT,
+            found.view,
+            found.recent,
+            history.with_hardware,
+        )
+        return StatusPublisher(
+            recent,
+            self._context.lag,
+            policy,
+            records.lead,
+            files=self._context.records,
+            published=self._note_published,
+        )
 
     def _compare_sizes(self) -> None:
         """Record an event if the job's size differs from its current run's size, once for each size."""
