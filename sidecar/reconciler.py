@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
 RETRY_S = 1.0  # until work that failed unexpectedly is retried
-SAVE_LOOK_S = 0.25  # between two checks of whether a checkpoint is due
+SAVE_POLL_S = 0.25  # between two checks of whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
@@ -490,7 +490,7 @@ class Sidecar:
     async def save(self) -> None:
         """While this member hosts rank 0, write a checkpoint after each interval. Runs until cancelled."""
         while True:
-            await asyncio.sleep(seconds_to_next_tick(SAVE_LOOK_S))
+            await asyncio.sleep(seconds_to_next_tick(SAVE_POLL_S))
             if self._hosts_rank_0() and await self.checkpoint_schedule.save_if_due(
                 self.order, time.monotonic()
             ):

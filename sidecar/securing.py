@@ -18,7 +18,7 @@ from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
-TAIL_LOOK_S = 0.01  # between two checks of whether a tail has ended
+TAIL_POLL_S = 0.01  # between two checks of whether a tail has ended
 ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many checks
 
 
@@ -77,7 +77,7 @@ class StateSecurer:
             if tails and rounds % ASK_ROUNDS == 0:
                 self._send(LauncherOrder("where", generation))
             rounds += 1
-            await asyncio.sleep(TAIL_LOOK_S)
+            await asyncio.sleep(TAIL_POLL_S)
         self.followed = generation
 
     def _secure(self, order: MemberOrder) -> None:

@@ -26,7 +26,7 @@ from sidecar.state.snapshot_fetch import FetchFailed, FetchManner
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # the minimum time between two copies
+MIN_APART_S = 5.0  # the minimum time between two copies
 REST = 3.0  # a copy is followed by a rest of this many times its duration
 
 
@@ -50,7 +50,7 @@ class StandbyCopier:
         while True:
             began_s = time.monotonic()
             await self.copy()
-            await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began_s)))
+            await asyncio.sleep(max(MIN_APART_S, REST * (time.monotonic() - began_s)))
 
     async def copy(self) -> None:
         """Copy the newest state that this member does not have yet, if its order asks for it."""

@@ -26,7 +26,7 @@ from tests.cluster.apparatus.node_processes import NodeProcesses
 from tests.cluster.apparatus.training_job import TrainingJob
 from tests.s3server.server import ObjectServer, credentials
 
-LOOK_S = 0.5  # between two checks of all jobs; a status is up to 5 s old
+POLL_S = 0.5  # between two checks of all jobs; a status is up to 5 s old
 START_S = 240.0  # until all jobs train and their standbys are warm
 STALLED_S = 300.0  # without a new step, an undisturbed job has failed
 SUCCEEDED_S = 180.0  # from the end of the training until the owner reports it
@@ -251,7 +251,7 @@ class ChaosRun:
             if time.monotonic() > deadline:
                 told = "; ".join(f"{name}: {each}" for name, each in why.items())
                 raise NotBack(f"not within {limit_s:.0f} s: {told}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         if whole:
             self._wait_for_programs()
 
@@ -286,13 +286,13 @@ class ChaosRun:
             if time.monotonic() - since_s > STALLED_S:
                 self._give_up(f"no step within {STALLED_S:.0f} s")
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Return when the condition holds, or after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not condition() and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     # -- the jobs
 

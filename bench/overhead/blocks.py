@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 VARIABLE = "HOLDFAST_BENCH_BLOCKS"  # gives the ranks FILE:SIDE:STEPS:RANKS, see `Blocks.given`
-LOOK_S = 0.01  # polling at this interval costs the other side nothing measurable
+POLL_S = 0.01  # polling at this interval costs the other side nothing measurable
 _ORDER = (0, 1, 1, 0)
 
 
@@ -87,7 +87,7 @@ class Blocks:
         self._board.finished(self._side, self._rank, block)
         mine = turn_of(self._side, block)
         while self._board.turn() < mine:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def end(self, step: int) -> None:
         """Report all blocks as finished after `step` steps, including a last one with fewer steps."""

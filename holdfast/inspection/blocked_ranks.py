@@ -42,8 +42,8 @@ _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/ur
 _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
 # The number of attempts to observe a gloo loop while it waits. It runs for microseconds every ten
 # milliseconds.
-_LOOKS = 40
-_LOOK_S = 0.001
+_POLLS = 40
+_POLL_S = 0.001
 _SUM_BYTES = 8
 _OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
 # tqdm's monitor must be waiting for its own lock, because while it writes it holds a lock that other threads
@@ -215,12 +215,12 @@ def _waits_in(pid: int, tid: int) -> int:
 
     Raises `_NotAtRest` if the loop was running at every attempt.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_POLLS):
         call = process_stats.call_of(pid, tid)
         waiting = thread_waits.of(call, _MACHINE) == process_stats.wait_of(pid, tid) == thread_waits.POLL
         if waiting and "poll" in process_stats.queue_of(pid, tid):
             return int(call.split()[1], 16)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     raise _NotAtRest("a gloo loop is running")
 
 

@@ -184,14 +184,14 @@ def _is_of_peers(text: str) -> bool:
     frames = list(tracebacks.FRAME.finditer(text))
     if not frames:
         return _TORCH_SAYS.search(text) is not None or _PLACE.search(text) is not None
-    said = text[frames[-1].end() :]
-    if _PLACE.search(said) is not None or _TYPES & set(_DIST.findall(said)):
+    after = text[frames[-1].end() :]
+    if _PLACE.search(after) is not None or _TYPES & set(_DIST.findall(after)):
         return True
     module = _module(frames[-1]["file"])
-    if said.lstrip().startswith("raise "):
-        return _is_in(module, _COLLECTIVES) and _has_sign(said)
-    known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(said)
-    return known or _TORCH_SAYS.search(said) is not None
+    if after.lstrip().startswith("raise "):
+        return _is_in(module, _COLLECTIVES) and _has_sign(after)
+    known = _is_in(module, _COLLECTIVES + _ENGINE) and _has_sign(after)
+    return known or _TORCH_SAYS.search(after) is not None
 
 
 def _module(file: str) -> str:

@@ -165,7 +165,7 @@ class Launcher:
             looks=inspections,
             looked=number,
             epoch=self.epoch,
-            changed=self._changes.told,
+            changed=self._changes.messages,
         )
 
     @property

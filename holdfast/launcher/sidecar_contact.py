@@ -24,20 +24,22 @@ class SidecarContact:
     since_s: float
     is_connected: bool = False
     was_connected: bool = False  # at any time
-    is_said: bool = False  # whether the absence has been reported
-    is_ending: bool = False  # whether the launcher's exit has been reported
+    is_absence_reported: bool = False
+    is_exit_reported: bool = False
 
     def later(self, is_connected: bool, now_s: float) -> tuple[SidecarContact, str]:
         """Return the contact at `now_s`, and what to print about it; "" to print nothing."""
         if is_connected != self.is_connected:
             found = SidecarContact(self.limit_s, now_s, is_connected, self.was_connected or is_connected)
-            return found, "the sidecar is connected" if is_connected and self.is_said else ""
+            return found, "the sidecar is connected" if is_connected and self.is_absence_reported else ""
         absent_s = now_s - self.since_s
-        if self.is_over(now_s) and not self.is_ending:
-            return replace(self, is_ending=True), f"no sidecar has connected for {absent_s:.0f} s: exiting"
-        if is_connected or self.is_said or absent_s < SAY_S:
+        if self.is_over(now_s) and not self.is_exit_reported:
+            return replace(
+                self, is_exit_reported=True
+            ), f"no sidecar has connected for {absent_s:.0f} s: exiting"
+        if is_connected or self.is_absence_reported or absent_s < SAY_S:
             return self, ""
-        return replace(self, is_said=True), self._absence(absent_s)
+        return replace(self, is_absence_reported=True), self._absence(absent_s)
 
     def is_over(self, now_s: float) -> bool:
         """Return True if no sidecar has connected within the limit."""

@@ -140,10 +140,10 @@ class SidecarServer:
         """Print each long absence of a sidecar once, and its end."""
         if math.isinf(self._contact.limit_s):
             return
-        self._contact, said = self._contact.later(self.is_connected, now_s)
-        if said:
+        self._contact, news = self._contact.later(self.is_connected, now_s)
+        if news:
             own = f"running as user {os.geteuid()}, socket {self._path}"
-            print(f"holdfast launch: {said} ({own})", flush=True)
+            print(f"holdfast launch: {news} ({own})", flush=True)
 
     def is_given_up(self, now_s: float) -> bool:
         """Return True if no sidecar has connected within the limit. Call `follow_contact` first."""

@@ -35,7 +35,7 @@ SERVER_BACKLOG = 16
 HANDSHAKE_S = 15.0
 ACCEPTED_TOGETHER = 64  # connections before the event loop does other work
 RETRY_S = 0.1  # after a connection could not be accepted, for example because no descriptor is left
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -222,7 +222,7 @@ class Door:
             if not self._idle and not self._trusted:
                 self._has_come.clear()
                 await self._has_come.wait()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             self.sweep(time.monotonic())
 
     def _note_idle(self, connection: asyncio.Protocol) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from holdfast.journal_fields import UNRECORDED
 from holdfast.protocol import defaults
 from holdfast.protocol.codec import MAX_RANKS, added, at_most
 from holdfast.protocol.drills import DrillName
@@ -254,7 +255,7 @@ class Launch:
     # Element i is the position of the i-th member's backup: the member that also keeps the private states of
     # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
     # a rack need it, and only on a cluster, where the Supervision contains it.
-    backups: tuple[int, ...] = field(default=(), metadata={"in_journal": False, **added()})
+    backups: tuple[int, ...] = field(default=(), metadata={**UNRECORDED, **added()})
     # If the group that saved the state had another size: for each member, the position in that group from
     # whose ranks' private states it continues; -1 if it is new. () if each member keeps its position.
     states_of: tuple[int, ...] = field(default=(), metadata=added())

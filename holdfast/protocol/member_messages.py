@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from holdfast.journal_fields import UNRECORDED
 from holdfast.protocol import defaults
 from holdfast.protocol.codec import MAX_RANKS, added, at_most
 from holdfast.protocol.drills import DrillName
@@ -257,7 +258,7 @@ class MemberReport:
     unmoved_s: float = -1.0
     # While the member reads a checkpoint for a restore: the time since it last received a part; otherwise -1.
     # Not in the journal: only object storage delivers parts, and a job that uses it has no journal.
-    reading_s: float = field(default=-1.0, metadata={"in_journal": False})
+    reading_s: float = field(default=-1.0, metadata=UNRECORDED)
     # The step of the current generation whose state the member would write as a checkpoint; -1 if none.
     publishing: int = -1
     notes: tuple[str, ...] = field(default=(), metadata=at_most(MAX_NOTES))
@@ -271,17 +272,17 @@ class MemberReport:
     told: KnownHistory = field(default_factory=KnownHistory)
     # Why the member has not been able to connect to its launcher; "" if it is connected, or if the launcher
     # has not been started yet. Only for display.
-    launcher_unreachable: str = field(default="", metadata={"in_journal": False})
+    launcher_unreachable: str = field(default="", metadata=UNRECORDED)
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
-    storage: StorageListing | None = field(default=None, metadata={"in_journal": False})
+    storage: StorageListing | None = field(default=None, metadata=UNRECORDED)
     # Those of the order's `neighbours` that this member reached before and does not reach now, while its
     # ranks are held up, and for how long it has reached none of them. Not in the journal: only members on a
     # cluster have neighbours. Only sent to a supervisor that has named neighbours on the same connection.
     unreached: tuple[str, ...] = field(
-        default=(), metadata={"in_journal": False, **added(), **at_most(MAX_NEIGHBOURS)}
+        default=(), metadata={**UNRECORDED, **added(), **at_most(MAX_NEIGHBOURS)}
     )
-    unreached_s: float = field(default=0.0, metadata={"in_journal": False, **added()})
+    unreached_s: float = field(default=0.0, metadata={**UNRECORDED, **added()})
 
 
 # The values that change from report to report while a group trains: those of the report itself, of its
@@ -342,7 +343,7 @@ class StateSource:
     step: int = 0
     # The number of ranks, from `rank` on, whose private states the peer has. Not in the journal, which lists
     # each rank separately.
-    count: int = field(default=1, metadata={"in_journal": False})
+    count: int = field(default=1, metadata=UNRECORDED)
 
     def has(self, rank: int) -> bool:
         """True if this is a source of the private state of `rank`."""

@@ -142,8 +142,8 @@ def _addresses(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
     """
     import torch
 
-    looks = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
-    return tuple(list(map(look, tensors)) for look in looks)
+    aspects = (torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride, attrgetter("dtype"))
+    return tuple(list(map(aspect, tensors)) for aspect in aspects)
 
 
 class ParamGroupJson:

@@ -148,10 +148,10 @@ class Session:
         """Report an exception while the script's `finally` blocks still run, because peers are waiting."""
         from holdfast.worker import script
 
-        said = script.ending_of(found.error, since_ns, found.text)
-        if self._rank.channel is not None and said is not None:
+        ending = script.ending_of(found.error, since_ns, found.text)
+        if self._rank.channel is not None and ending is not None:
             step = self._rank.page.step if self._rank.page is not None else -1
-            hint = replace(said, unwinding=True, overdue=overdue, step=step)
+            hint = replace(ending, unwinding=True, overdue=overdue, step=step)
             self._rank.channel.say(WorkerMessage("failing", os.getpid(), ending=hint))
 
     def _withdraw_unwinding(self) -> None:

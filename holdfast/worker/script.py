@@ -266,8 +266,8 @@ def ending_of(error: BaseException, failed_ns: int, text: str) -> Ending | None:
             return None
         # in a victim, the exit was caused by the lost peer, not by the script itself
         if not is_victim(error):
-            said = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
-            return Ending(_now(), code, None, False, "system_exit", failed_ns, said)
+            call = foreign_text.shortened(f"sys.exit({error.code!r})", foreign_text.WHOLE_BYTES)
+            return Ending(_now(), code, None, False, "system_exit", failed_ns, call)
     kind = classify_failure(error)
     wrong = kind == "bad_input"
     message = foreign_text.shortened(

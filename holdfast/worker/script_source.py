@@ -27,7 +27,7 @@ from holdfast.worker.program import MAX_SOURCE_BYTES, Program
 
 # The time between two checks. A change is reported only if two consecutive checks find it, because an editor
 # may be saving the file.
-LOOK_S = 1.0
+POLL_S = 1.0
 AT_ONCE_S = 0.5  # the time limit for a check while the caller waits
 _MAX_TEXT_BYTES = 500
 # The folders of code that is not the user's. The separator keeps them from matching folders such as
@@ -156,13 +156,13 @@ def change_message(file: SourceFile, what: str, program: Program, here: str) -> 
     name = "".join(each if each.isprintable() else "?" for each in name)
     has = f"{name} {'has changed' if what == 'changed' else 'was removed'} since the run began"
     if file.path == program.source:
-        said = f"{has}: the run continues to use the version from its start; restart it to use the new one"
+        message = f"{has}: the run continues to use the version from its start; restart it to use the new one"
     else:
-        said = (
+        message = (
             f"{has}: ranks that start from now on import the current file, but running ranks keep the old"
             " version; restart the run to have the same version in all ranks"
         )
-    return foreign_text.shortened(said, _MAX_TEXT_BYTES)
+    return foreign_text.shortened(message, _MAX_TEXT_BYTES)
 
 
 def working_directory() -> str:
@@ -177,9 +177,9 @@ class SourceChanges:
     """Checks a run's files for changes periodically. A thread does this, because storage may not respond."""
 
     sources: ProgramSources
-    told: tuple[str, ...] = ()  # the messages so far, one per file
+    messages: tuple[str, ...] = ()  # the messages so far, one per file
     _files: StorageThread = field(default_factory=lambda: StorageThread("sources"))
-    _looking: Future[dict[str, str]] | None = None
+    _checking: Future[dict[str, str]] | None = None
     _before: dict[str, str] = field(default_factory=dict)  # the changes found by the previous check, by path
     _next_s: float = 0.0
     _known: set[str] = field(default_factory=set)
@@ -189,14 +189,14 @@ class SourceChanges:
         """Take the result of the last check, and begin the next check if it is due. Never waits."""
         if not self.sources.files:
             return
-        if self._looking is not None and self._looking.done():
-            if self._looking.exception() is None:
-                self._note(self._looking.result())
-            self._looking = None
-        if self._looking is None and now_s >= self._next_s:
-            self._next_s = now_s + LOOK_S
+        if self._checking is not None and self._checking.done():
+            if self._checking.exception() is None:
+                self._note(self._checking.result())
+            self._checking = None
+        if self._checking is None and now_s >= self._next_s:
+            self._next_s = now_s + POLL_S
             with suppress(OSError):  # no thread could be started
-                self._looking = self._files.submit(self._fates)
+                self._checking = self._files.submit(self._fates)
 
     def check_at_once(self) -> tuple[str, ...]:
         """Check now, for up to `AT_ONCE_S`, and return all messages. They may explain why a process died."""
@@ -204,7 +204,7 @@ class SourceChanges:
             with suppress(OSError):
                 self._before = self._files.do(self._fates, AT_ONCE_S)
                 self._note(self._before)
-        return self.told
+        return self.messages
 
     def _fates(self) -> dict[str, str]:
         return {file.path: what for file in self.sources.files if (what := change_of(file))}
@@ -214,9 +214,9 @@ class SourceChanges:
             what = found.get(file.path)
             if what is None or what != self._before.get(file.path) or file.path in self._known:
                 continue
-            if len(self.told) < MAX_CHANGED:
+            if len(self.messages) < MAX_CHANGED:
                 self._known.add(file.path)
-                self.told += (change_message(file, what, self.sources.program, self._here),)
+                self.messages += (change_message(file, what, self.sources.program, self._here),)
         self._before = found
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 THREADS = 4  # how many pieces are written at a time; each is in memory up to three times
 HOLD_S = 2.0
-LOOK_S = 0.25  # between two checks of whether the writer is still waiting
+POLL_S = 0.25  # between two checks of whether the writer is still waiting
 READ_BYTES = 1 << 20  # read at a time; a snapshot that is to be released stays pinned until the read ends
 
 # A separate pool, so that if storage hangs, only further pieces are refused and everything else continues.
@@ -125,7 +125,7 @@ class PieceWriter:
         try:
             while True:
                 await asyncio.wait(
-                    {work, helped.stopped}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    {work, helped.stopped}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if work.done():
                     break

@@ -27,13 +27,13 @@ from sidecar.state.snapshot_fetch import FetchFailed
 log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # how long to wait for a free slot
-ROOM_LOOK_S = 0.01
+ROOM_POLL_S = 0.01
 # How long to retry if the memory volume is full, because the kernel may still be freeing a lost member's
 # memory.
 VOLUME_S = 5.0
-VOLUME_LOOK_S = 0.25
+VOLUME_POLL_S = 0.25
 STORAGE_S = 60.0  # how long to retry if storage fails or the disk is full; the parts read so far are kept
-STORAGE_LOOK_S = 5.0
+STORAGE_POLL_S = 5.0
 
 
 LocalStart: TypeAlias = "tuple[Launch, tuple[RankStart, ...]]"
@@ -98,14 +98,14 @@ class Restorer:
                 keep = self._snapshot_to_keep(order, late)
                 if late and keep is None:
                     raise NoFreeSlot(str(error)) from None
-                again_s = ROOM_LOOK_S
+                again_s = ROOM_POLL_S
             except OSError as error:
                 refused_until = min(refused_until, time.monotonic() + VOLUME_S)
                 if time.monotonic() > refused_until:
                     raise VolumeRefused(self._refused(error)) from None
                 with suppress(OSError):  # removing these files may make enough room
                     await self._forget(order)
-                again_s = VOLUME_LOOK_S
+                again_s = VOLUME_POLL_S
             free_a_slot()
             await asyncio.sleep(again_s)
 
@@ -284,7 +284,7 @@ class Restorer:
                 self._refuse_older(launch)
                 if self.unread_s > STORAGE_S:
                     raise
-                await asyncio.sleep(STORAGE_LOOK_S)
+                await asyncio.sleep(STORAGE_POLL_S)
 
 
 def _privates(order: MemberOrder) -> frozenset[tuple[int, int, int]]:

@@ -21,7 +21,7 @@ from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # between two checks for a snapshot to seal; damage before the seal is not detected
+POLL_S = 0.25  # between two checks for a snapshot to seal; damage before the seal is not detected
 SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # a snapshot that has been the newest for this long is sealed regardless of its step
 MOST = 1 << 20  # steps between two seals
@@ -51,7 +51,7 @@ class SnapshotSealer:
     async def run(self) -> None:
         """Check for a snapshot to seal at each tick until cancelled."""
         while True:
-            await asyncio.sleep(seconds_to_next_tick(LOOK_S))
+            await asyncio.sleep(seconds_to_next_tick(POLL_S))
             await self.seal_due(time.monotonic())
 
     async def seal_due(self, now_s: float) -> None:

@@ -71,6 +71,12 @@ def inject_manifest(
     return "".join(pieces), tuple(notes)
 
 
+def has_template(text: str) -> bool:
+    """Return True if any document of a manifest has a pod template. Raises like `inject_manifest`."""
+    yaml = _yaml()
+    return any(any(_templates([_loaded(yaml, body)])) for _, body in _documents(text))
+
+
 def _documents(text: str) -> Iterator[tuple[str, str]]:
     """Yield each document's separator line `---` and its text. The separator of the first document can be "".
 
@@ -92,10 +98,7 @@ def _injected_document(
     yaml: Any, body: str, context: InjectionContext, check: Check
 ) -> tuple[str | None, list[ManifestNote]]:
     """Return the text of the document after injection, or None if it is unchanged, and the notes."""
-    try:
-        root = [yaml.load(body, Loader=_loader(yaml))]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
+    root = [_loaded(yaml, body)]
     notes: list[ManifestNote] = []
     is_changed = False
     templates = list(_templates(root))
@@ -128,6 +131,14 @@ def _injected_document(
         width=110,
     )
     return str(written), notes
+
+
+def _loaded(yaml: Any, body: str) -> Any:
+    """Return the object that a document describes. Raises `BadInput` if the document is not YAML."""
+    try:
+        return yaml.load(body, Loader=_loader(yaml))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _ranks(result: Injected) -> str:

@@ -123,10 +123,10 @@ class AdmissionExchanges:
     def begin(self, request: web.Request) -> Iterator[AdmissionExchange]:
         """Yield the exchange of `request`, which is aborted if the block takes longer than `EXCHANGE_S`."""
         while len(self._open) >= MAX_EXCHANGES:
-            self._give_up(next(iter(self._open)))
+            self._abort(next(iter(self._open)))
         exchange = AdmissionExchange(request, self)
         self._open[exchange] = None
-        timer = asyncio.get_running_loop().call_later(EXCHANGE_S, self._give_up, exchange)
+        timer = asyncio.get_running_loop().call_later(EXCHANGE_S, self._abort, exchange)
         try:
             yield exchange
         finally:
@@ -139,11 +139,11 @@ class AdmissionExchanges:
             exchange.held_bytes += more_bytes
             self.held_bytes += more_bytes
             while self.held_bytes > MAX_HELD_BYTES:
-                self._give_up(next(iter(self._open)))
+                self._abort(next(iter(self._open)))
         if exchange not in self._open:
             raise ConnectionResetError("the exchange was aborted")
 
-    def _give_up(self, exchange: AdmissionExchange) -> None:
+    def _abort(self, exchange: AdmissionExchange) -> None:
         self._end(exchange)
         exchange.abort()
 

@@ -96,8 +96,8 @@ class ApiClient:
                 raw = answer.read(_MAX_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(4096).decode(errors="replace")
-            raise RequestRefused(" ".join(said.split()) or f"HTTP {error.code}") from None
+                answer_text = error.read(4096).decode(errors="replace")
+            raise RequestRefused(" ".join(answer_text.split()) or f"HTTP {error.code}") from None
         except urllib.error.URLError as error:
             refused = isinstance(error.reason, ConnectionRefusedError)
             raise Unreachable(str(error.reason), sent=not refused) from None

@@ -114,10 +114,10 @@ def survey(
     """
     surveyed: list[CheckpointSummary] = []
     have_whole = False
-    looked = tuple(catalog.each_checkpoint(root))
-    lineages = (found.lineage for _, found in looked if isinstance(found, catalog.StoredCheckpoint))
+    checkpoints = tuple(catalog.each_checkpoint(root))
+    lineages = (found.lineage for _, found in checkpoints if isinstance(found, catalog.StoredCheckpoint))
     known = merged(known, *lineages)
-    for path, found in looked:
+    for path, found in checkpoints:
         if not isinstance(found, catalog.StoredCheckpoint):
             surveyed.append(CheckpointSummary(path.name, str(path), str(found), verify))
             continue

@@ -158,7 +158,7 @@ class HostProbes:
         """Probe until cancelled."""
         try:
             while True:
-                wait_s = self.look()
+                wait_s = self.probe_due()
                 due_ns = self._now_ns() + int(wait_s * 1e9)
                 await asyncio.sleep(wait_s)
                 if self._now_ns() - due_ns > LATE_S * 1e9:
@@ -172,7 +172,7 @@ class HostProbes:
             if record.unanswered_ns:
                 self._records[uid] = replace(record, unanswered_ns=0)
 
-    def look(self) -> float:
+    def probe_due(self) -> float:
         """Begin the probes that are due, and store the results of earlier ones in the members' connections.
 
         Return the seconds until the next call.

@@ -66,12 +66,14 @@ def form_group(
     """
     known = {each.uid: each for each in before.pods} if before is not None else {}
     valid = [each for each in found if not each.why]
-    said = job_membership.read_group([each.pod for each in valid], valid[0].owners) if valid else GroupFacts()
+    facts = (
+        job_membership.read_group([each.pod for each in valid], valid[0].owners) if valid else GroupFacts()
+    )
     adopted: list[tuple[OwnedPod, Adopted]] = []
     refusals: list[Refusal] = []
     leaving: list[PodMember] = []
     for each in found:
-        result = NotAdopted(each.why) if each.why else job_membership.adopt(each.pod, each.owners, said)
+        result = NotAdopted(each.why) if each.why else job_membership.adopt(each.pod, each.owners, facts)
         member = known.get(each.pod["metadata"]["uid"])
         if isinstance(result, Adopted):
             adopted.append((each, result))
@@ -142,8 +144,8 @@ def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
     """Return a pod as a member of `group`, regardless of the other pods of the group."""
     if each.why:
         return NotAdopted(each.why)
-    said = job_membership.read_group([each.pod], each.owners)
-    result = job_membership.adopt(each.pod, each.owners, replace(said, pods=group.members))
+    facts = job_membership.read_group([each.pod], each.owners)
+    result = job_membership.adopt(each.pod, each.owners, replace(facts, pods=group.members))
     if isinstance(result, NotAdopted) or (result.members, result.nproc) == (group.members, group.nproc):
         return result
     if result.nproc == group.nproc and not job_membership.states_members(each.pod, each.owners):

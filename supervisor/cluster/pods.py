@@ -205,7 +205,7 @@ class PodBackend:
                     )
                     self.evict(pod)
 
-    def give_up(self, member: str) -> None:
+    def end_member(self, member: str) -> None:
         """Record that `member` is lost. Its pod is evicted later, unless its container is restarted.
 
         If the pod is being deleted, dismiss the member immediately, because the pod's successor may be

@@ -37,7 +37,7 @@ from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
 from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
-from supervisor.cluster.standbys.keeper import StandbyKeeper, StandbyNeeds
+from supervisor.cluster.standbys.standby_pods import StandbyNeeds, StandbyPods
 from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
@@ -145,7 +145,7 @@ class SupervisedJob:
         self._seen_uid: object = None  # the resource's uid, as last seen
         self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended, or a standby to delete
-        self._standbys = StandbyKeeper(
+        self._standbys = StandbyPods(
             context.server,
             group.key.namespace,
             self._standby_needs,
@@ -279,7 +279,7 @@ class SupervisedJob:
         """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
         if self.job is None or self.is_at_rest:
             return ()
-        lines, placed = self._server.connections, self.job.memory.seats
+        lines, placed = self._server.connections, self.job.memory.positions
         return (
             ProbedMember(pod.uid, pod.address, pod.node, self, line, self._wake)
             for pod in self.backend.pods.values()
@@ -390,46 +390,7 @@ class SupervisedJob:
 
         Returns False if the run did not end, but is replaced by a run of another size (`_await_new_size`).
         """
-        assert self._takeover.resource is not None
-        records = SupervisionRecords(
-            self._takeover.resource,
-            found,
-            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
-            self._context.may_order,
-        )
-        self._records = records
-        history = self._evidence.begin_run(() if fresh else found.recent)
-        self._standbys.restore(found.standbys)
-        publisher = StatusPublisher(
-            RecentStatus(
-                _name(self.key),
-                status_fields.MAX_RECENT,
-                found.view,
-                found.recent,
-                history.with_hardware,
-            ),
-            self._context.lag,
-            policy,
-            records.lead,
-            files=self._context.records,
-            published=self._note_published,
-        )
-        self.backend.ended = None
-        if not self.was_seen:  # if it was seen, the mirror is newer
-            self._stop.begin(found.spec)
-        job = self.job = Job(
-            policy,
-            publisher,
-            self.backend,
-            self._server,
-            records,
-            fresh,
-            time.monotonic_ns(),
-            lambda: CALM_S if self._is_calm() else BUSY_S,
-            self._context.rack_of,
-            self._context.paused_s,
-        )
-        summary = self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
+        job, summary = self._begin_run(found, policy, fresh)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
             self._end_members(job)
             return True
@@ -451,6 +412,55 @@ class SupervisedJob:
         self._end_members(job)
         await summary.record_end()
         return True
+
+    def _begin_run(self, found: Takeover, policy: Policy, fresh: bool) -> tuple[Job, JobSummary]:
+        """Create the run's job, records and summary. They continue from what `found` contains."""
+        assert self._takeover.resource is not None
+        records = self._records = SupervisionRecords(
+            self._takeover.resource,
+            found,
+            lambda changed: ReportedStorage(self._server.reports, changed, is_durable=policy.has_storage),
+            self._context.may_order,
+        )
+        publisher = self._make_publisher(found, policy, fresh, records)
+        self._standbys.restore(found.standbys)
+        self.backend.ended = None
+        if not self.was_seen:  # if it was seen, the mirror is newer
+            self._stop.begin(found.spec)
+        job = self.job = Job(
+            policy,
+            publisher,
+            self.backend,
+            self._server,
+            records,
+            fresh,
+            time.monotonic_ns(),
+            lambda: CALM_S if self._is_calm() else BUSY_S,
+            self._context.rack_of,
+            self._context.paused_s,
+        )
+        self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
+        return job, self._summary
+
+    def _make_publisher(
+        self, found: Takeover, policy: Policy, fresh: bool, records: SupervisionRecords
+    ) -> StatusPublisher:
+        history = self._evidence.begin_run(() if fresh else found.recent)
+        recent = RecentStatus(
+            _name(self.key),
+            status_fields.MAX_RECENT,
+            found.view,
+            found.recent,
+            history.with_hardware,
+        )
+        return StatusPublisher(
+            recent,
+            self._context.lag,
+            policy,
+            records.lead,
+            files=self._context.records,
+            published=self._note_published,
+        )
 
     def _compare_sizes(self) -> None:
         """Record an event if the job's size differs from its current run's size, once for each size."""

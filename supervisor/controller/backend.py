@@ -36,7 +36,7 @@ class Backend(Protocol):
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """Request `count` members, not counting those in `discard`, which are removed."""
 
-    def give_up(self, member: str) -> None:
+    def end_member(self, member: str) -> None:
         """End a member's processes and remove its memory, with the same effect as a power loss."""
 
     def renew(self, member: str) -> None:

@@ -234,7 +234,7 @@ class Job:
             after = replace(after, since_ns=time.monotonic_ns())
         self.memory = after
         for name in set(after.lost) - set(before.lost):
-            self.backend.give_up(name)
+            self.backend.end_member(name)
         self._record(view, action, after)
         if isinstance(action, End):  # no later view contains the ranks' last values
             self._publish(view)
@@ -454,7 +454,7 @@ class Job:
         if what == "supervisor":
             os.kill(os.getpid(), 9)
         if what == "member":
-            self.backend.give_up(member)
+            self.backend.end_member(member)
             return None
         drill = self.drills.ask(member, self.memory.generation, what, rank)
         self.wake.set()

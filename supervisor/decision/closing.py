@@ -147,12 +147,14 @@ def _unkept(view: View) -> str:
         reasons |= {
             each.rank: each.left for each in (report.launcher.ranks if report.launcher else ()) if each.left
         }
-    undone = [n for n in range(view.memory.world_size) if n not in ranks or ranks[n].phase != _DONE]
-    for number in undone:
+    unfinished = [n for n in range(view.memory.world_size) if n not in ranks or ranks[n].phase != _DONE]
+    for number in unfinished:
         if number in reasons:
             return reasons[number]
-    if undone:
-        return f"rank {undone[0]} ended without a report (for example through os._exit()) or inside its loop"
+    if unfinished:
+        return (
+            f"rank {unfinished[0]} ended without a report (for example through os._exit()) or inside its loop"
+        )
     steps = sorted({each.step for each in ranks.values()})
     return "" if len(steps) == 1 else f"the ranks ended at different steps, {steps[0]} and {steps[-1]}"
 
@@ -162,7 +164,7 @@ def _quiet(view: View) -> tuple[MemberView, ...]:
     return tuple(
         each
         for each in view.members
-        if each.name in view.memory.seats and each.exists and not members.is_reporting(each)
+        if each.name in view.memory.positions and each.exists and not members.is_reporting(each)
     )
 
 

@@ -121,7 +121,7 @@ def replace_lost_standby(case: _Case) -> Replace | None:
     """Request a replacement for a lost member without ranks, to give the group a standby again."""
     view = case.view
     for member in view.members:
-        if member.name in view.memory.seats or member.name in view.memory.lost:
+        if member.name in view.memory.positions or member.name in view.memory.lost:
             continue
         if members.is_lost(view, member, case.policy):
             return Replace(member.name, f"member {member.name} is lost and is being replaced")
@@ -155,7 +155,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     return None
 
 
-def _give_up(view: View, end: End) -> Secure | End:
+def _end_after_securing(view: View, end: End) -> Secure | End:
     """Return `end`, or a `Secure` before it if members may hold a state worth saving."""
     if view.memory.end is not None or not remedy.has_worked(view) or reports.script_keeps_own_state(view):
         return end
@@ -267,12 +267,12 @@ def warn_of_changed_file(case: _Case) -> Warn | None:
     return None
 
 
-def give_up_without_processes(case: _Case) -> Secure | End | None:
+def end_without_processes(case: _Case) -> Secure | End | None:
     """End a run whose script cannot be started again, unless only members on trial report this."""
     trial = joining.on_trial(case.view, case.policy)
     end = remedy.startup_failure(case.view, trial)
     if end is not None:
-        return _give_up(case.view, end)
+        return _end_after_securing(case.view, end)
     unstarted = remedy.unstarted_member(case.view, trial)
     return _secure((unstarted,)) if unstarted is not None else None
 
@@ -334,14 +334,14 @@ def await_first_step(case: _Case) -> Wait | None:
     busy_ns = view.memory.since_ns + int(orders.BUSY_S * SECOND_NS)
     if view.memory.settled or view.now_ns >= busy_ns:
         return None
-    return Wait(min(_next_look_ns(case), busy_ns))
+    return Wait(min(_next_decision_ns(case), busy_ns))
 
 
 def await_next_event(case: _Case) -> Wait:
-    return Wait(_next_look_ns(case))
+    return Wait(_next_decision_ns(case))
 
 
-def _next_look_ns(case: _Case) -> int:
+def _next_decision_ns(case: _Case) -> int:
     """Return when the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
@@ -381,7 +381,7 @@ def await_secured_state(case: _Case) -> Wait | None:
     # The time limit for a member to secure its state starts at its first report to this supervisor, or to any
     # after its sidecar was away. Members without ranks have nothing to secure.
     latest_ns = since_ns + int(liveness.HELD_UP_S * SECOND_NS)  # even if a sidecar fails again and again
-    heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.seats)
+    heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.positions)
     deadline = max((since_ns, *heard)) + limit_ns
     if not waiting or view.now_ns >= deadline:
         return None
@@ -495,7 +495,7 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return Wait(until_ns, f"{', '.join(failed)} failed on joining and {left_out}")
     end = remedy.startup_failure(view)
     if end is not None:
-        return _give_up(view, end)
+        return _end_after_securing(view, end)
     deadline_ns = _forming_deadline_ns(view, policy)
     if view.now_ns >= deadline_ns:
         return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
@@ -559,7 +559,7 @@ def _is_awaited(view: View, member: MemberView, policy: Policy) -> bool:
 
     This includes a disconnected member with ranks, because it will connect soon after a takeover.
     """
-    if not member.connected and member.name not in view.memory.seats:
+    if not member.connected and member.name not in view.memory.positions:
         return False
     secured = member.report is not None and member.report.secured_for >= view.memory.generation
     return not secured and not members.is_lost(view, member, policy)
@@ -593,7 +593,7 @@ _RUNNING: tuple[DecisionRule, ...] = (
     replace_cut_off_member,
     act_on_stall,
     warn_of_changed_file,
-    give_up_without_processes,
+    end_without_processes,
     refuse_state_without_room,
     settle,
     finish,

@@ -113,7 +113,7 @@ def _with_secured_time(view: View) -> OpenIncident | None:
     memory, incident = view.memory, view.memory.incident
     if incident is None or incident.survived_ns or memory.phase != "securing":
         return incident
-    survivors = [m for m in view.members if m.name in memory.seats and m.exists and m.connected]
+    survivors = [m for m in view.members if m.name in memory.positions and m.exists and m.connected]
     is_secured = all(m.report is not None and m.report.secured_for >= memory.generation for m in survivors)
     return replace(incident, survived_ns=view.now_ns) if is_secured else incident
 

@@ -45,7 +45,7 @@ def _volume(view: View, volume: str, state_bytes: int) -> Volume:
     members = [(name, room) for name, room in _rooms(view) if room.volume == volume]
     needed = used = 0
     for name, room in members:
-        slots = SNAPSHOT_SLOTS if name in view.memory.seats else STANDBY_SLOTS
+        slots = SNAPSHOT_SLOTS if name in view.memory.positions else STANDBY_SLOTS
         used += room.slots_bytes + room.private_bytes
         needed += max(slots * state_bytes, room.slots_bytes) + room.private_bytes
     free = min(room.free_bytes for _, room in members)
@@ -79,7 +79,7 @@ def reason_to_refuse(view: View) -> End | None:
 
 
 def _advice(volume: Volume, members: tuple[str, ...], view: View) -> str:
-    active = sum(name in view.memory.seats for name in members)
+    active = sum(name in view.memory.positions for name in members)
     standbys = len(members) - active
     who = f"{SNAPSHOT_SLOTS} snapshots for each of {active} members"
     who += f" and {STANDBY_SLOTS} for each of {standbys} standbys" if standbys else ""

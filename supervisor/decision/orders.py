@@ -84,7 +84,7 @@ def _order_for(
             first=memory.first,
             exit_code=memory.exit_code or 0,
         )
-    if member not in memory.seats or memory.phase == "forming":
+    if member not in memory.positions or memory.phase == "forming":
         # `secure` makes standbys report their states too, because they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
         return make(do, memory.generation, just_in_time=False, drill=drill)
@@ -112,10 +112,10 @@ def _preserves(memory: JobState) -> bool:
 def _run(
     make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int
 ) -> MemberOrder:
-    block = memory.seats[member]
-    first = block * memory.nproc
-    sources = state_sources.ranks_of(memory, block)
-    shared = state_sources.is_shared(memory, block)
+    position = memory.positions[member]
+    first = position * memory.nproc
+    sources = state_sources.ranks_of(memory, position)
+    shared = state_sources.is_shared(memory, position)
     ranks = tuple(
         RankStart(
             first + local,
@@ -130,7 +130,7 @@ def _run(
         memory.generation,
         launch=memory.launch,
         ranks=ranks,
-        sources=_sources(memory, member, block),
+        sources=_sources(memory, member, position),
         settled=memory.settled,
         checkpoint_every_s=policy.checkpoint_every_s,
         save=memory.save if memory.settled and member == memory.save_member else 0,
@@ -138,12 +138,12 @@ def _run(
         save_generation=memory.save_generation,
         drill=drill,
         look=inspection,
-        neighbours=_neighbours(memory, block, policy),
-        must_reach=_must_reach(memory, member, block, policy),
+        neighbours=_neighbours(memory, position, policy),
+        must_reach=_must_reach(memory, member, position, policy),
     )
 
 
-def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]:
+def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, ...]:
     """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
 
     These are the members with the ranks beside its own, so each member is probed by two. This suffices to
@@ -152,12 +152,12 @@ def _neighbours(memory: JobState, block: int, policy: Policy) -> tuple[str, ...]
     count = len(memory.placement)
     if not policy.members_created_externally or count < 2:
         return ()
-    blocks = {(block - 1) % count, (block + 1) % count}
+    beside = {(position - 1) % count, (position + 1) % count}
     urls = _urls(memory.peers, memory.nproc)
-    return tuple(urls[each] for each in sorted(blocks) if each in urls)
+    return tuple(urls[each] for each in sorted(beside) if each in urls)
 
 
-def _must_reach(memory: JobState, member: str, block: int, policy: Policy) -> tuple[str, ...]:
+def _must_reach(memory: JobState, member: str, position: int, policy: Policy) -> tuple[str, ...]:
     """Return the neighbours that count as out of reach even if the member has never reached them.
 
     This is usually (), because a NetworkPolicy may allow only the connections of the ranks. But a member that
@@ -167,8 +167,8 @@ def _must_reach(memory: JobState, member: str, block: int, policy: Policy) -> tu
     suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
     if not suspect:
         return ()
-    neighbours = _neighbours(memory, block, policy)
-    url = _urls(memory.peers, memory.nproc).get(memory.seats[suspect], "")
+    neighbours = _neighbours(memory, position, policy)
+    url = _urls(memory.peers, memory.nproc).get(memory.positions[suspect], "")
     return neighbours if member == suspect else tuple(each for each in neighbours if each == url)
 
 
@@ -178,14 +178,14 @@ def _urls(peers: tuple[StateSource, ...], nproc: int) -> dict[int, str]:
     return {each.rank // nproc: each.url for each in peers if each.url}
 
 
-def _sources(memory: JobState, member: str, block: int) -> tuple[StateSource, ...]:
+def _sources(memory: JobState, member: str, position: int) -> tuple[StateSource, ...]:
     """Return the sources of the state that a member needs to start, and to write the group's checkpoints.
 
     The member of rank 0 writes the periodic checkpoints.
     """
-    if block and member != memory.save_member:
-        return (*state_sources.holders(memory, block), *state_sources.for_ranks(memory, block))
-    return (*state_sources.holders(memory, block), *state_sources.for_checkpoint(memory))
+    if position and member != memory.save_member:
+        return (*state_sources.holders(memory, position), *state_sources.for_ranks(memory, position))
+    return (*state_sources.holders(memory, position), *state_sources.for_checkpoint(memory))
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:

@@ -79,8 +79,8 @@ def unstarted_member(view: View, trial: tuple[str, ...]) -> Fault | None:
             continue
         if launcher.warm_tries >= MAX_WARM_FAILURES:
             why = f"on member {name}, the script failed {launcher.warm_tries} times before it joined"
-            said, rank = endings.last_words(ending), view.memory.seats[name] * view.memory.nproc
-            detail, step = f"{why}: {said}" if said else why, reports.furthest_step(view)
+            last_words, rank = endings.last_words(ending), view.memory.positions[name] * view.memory.nproc
+            detail, step = f"{why}: {last_words}" if last_words else why, reports.furthest_step(view)
             return Fault("crash", rank, name, step, view.now_ns, "not started", detail, ending.message)
     return None
 
@@ -91,9 +91,9 @@ def _end(code: int, why: str, ending: Ending) -> End:
     The words are included because events and job lists show no traceback. The output of the process is
     omitted if it contains nothing else.
     """
-    said = endings.last_words(ending)
-    output = "" if ending.fail == "bad_input" and ending.message.strip() == said else ending.message
-    return End(code, f"{why}: {said}" if said else why, output)
+    last_words = endings.last_words(ending)
+    output = "" if ending.fail == "bad_input" and ending.message.strip() == last_words else ending.message
+    return End(code, f"{why}: {last_words}" if last_words else why, output)
 
 
 def has_worked(view: View) -> bool:
@@ -260,7 +260,7 @@ def start_generation(
     if end is not None:
         return end
     chosen = placement.choose_members(view, policy)
-    moved = [name for name in chosen if name not in view.memory.seats]
+    moved = [name for name in chosen if name not in view.memory.positions]
     master_addr, master_port = _rendezvous(view, chosen[0])
     skip, skipped = _skipped(view, policy, cause, resumed)
     measure = _measure(view, policy, cause, resumed, moved) + _new_size(view, policy, chosen)
@@ -285,12 +285,12 @@ def start_generation(
 
 
 def _unrepeatable(
-    view: View, cause: Fault | None, found: tuple[Fault, ...], undone: tuple[CutOffWork, ...]
+    view: View, cause: Fault | None, found: tuple[Fault, ...], missed: tuple[CutOffWork, ...]
 ) -> End | None:
-    """Return an `End` if a restart would skip work that raised an exception; `undone` is the skipped work."""
+    """Return an `End` if a restart would skip work that raised an exception; `missed` is the skipped work."""
     if cause is None:
         return None
-    ranks = {each.rank for each in undone if each.raised}
+    ranks = {each.rank for each in missed if each.raised}
     for fault in (*found, *failed_start.raised_before(view.memory)):
         if fault.kind == "exception" and fault.rank in ranks:
             why = f"{fault.detail} after step {fault.step}, and no earlier state is left"
@@ -340,8 +340,8 @@ def _passed_over(view: View, cause: Fault | None, resumed: ResumePoint) -> tuple
 
 def _names_cut_off(cuts: tuple[CutOffWork, ...], resumed: ResumePoint) -> tuple[str, ...]:
     """Return a line for the incident about each piece of work whose duration is known."""
-    undone = cut_off_work.not_repeated(cuts, resumed.step)
-    return tuple(_name_cut_off(each, undone) for each in cuts if each.after_s)
+    missed = cut_off_work.not_repeated(cuts, resumed.step)
+    return tuple(_name_cut_off(each, missed) for each in cuts if each.after_s)
 
 
 def next_resume_point(
@@ -366,8 +366,8 @@ def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -
     return resumed if resumed.source != "none" or is_beginning else resume_point.newest(view, bound)
 
 
-def _name_cut_off(each: CutOffWork, undone: tuple[CutOffWork, ...]) -> str:
-    again = "is not repeated, because no earlier state is left" if each in undone else "is repeated"
+def _name_cut_off(each: CutOffWork, missed: tuple[CutOffWork, ...]) -> str:
+    again = "is not repeated, because no earlier state is left" if each in missed else "is repeated"
     where = "in step {} before its commit" if each.early else "after the commit of step {}"
     return f"the work of rank {each.rank} {where.format(each.step)} ({each.after_s:.2f} s) {again}"
 

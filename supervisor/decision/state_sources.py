@@ -18,26 +18,26 @@ from supervisor.view.model import JobState
 SNAPSHOT_HOLDERS = 8
 
 
-def holders(memory: JobState, block: int) -> tuple[StateSource, ...]:
-    """Return the holders that the member at `block` of the placement fetches the snapshot from.
+def holders(memory: JobState, position: int) -> tuple[StateSource, ...]:
+    """Return the holders that the member at `position` in the placement fetches the snapshot from.
 
     If there are many, members get different ones, to keep one holder from serving all of them.
     """
     found = _sorted_by_rank(memory.sources).get(-1, ())
     if len(found) <= SNAPSHOT_HOLDERS:
         return found
-    first = block % len(found)
+    first = position % len(found)
     return (*found[first : first + SNAPSHOT_HOLDERS], *found)[:SNAPSHOT_HOLDERS]
 
 
-def for_ranks(memory: JobState, block: int) -> tuple[StateSource, ...]:
-    """Return the sources of the private states of the ranks at `block` of the placement."""
+def for_ranks(memory: JobState, position: int) -> tuple[StateSource, ...]:
+    """Return the sources of the private states of the ranks at `position` in the placement."""
     found = _sorted_by_rank(memory.sources)
-    return grouped(source for rank in ranks_of(memory, block) for source in found.get(rank, ()))
+    return grouped(source for rank in ranks_of(memory, position) for source in found.get(rank, ()))
 
 
-def ranks_of(memory: JobState, block: int) -> range:
-    """Return the ranks whose private states the ranks at `block` of the placement start from.
+def ranks_of(memory: JobState, position: int) -> range:
+    """Return the ranks whose private states the ranks at `position` in the placement start from.
 
     They have other numbers if the group that saved the state had another size. A new member starts from
     another member's states.
@@ -45,14 +45,14 @@ def ranks_of(memory: JobState, block: int) -> range:
     launch = memory.launch
     if launch is not None and launch.states_of and launch.restore is not None:
         saved = max(1, (launch.restore.world_size or launch.world_size) // memory.nproc)
-        block = launch.states_of[block] if launch.states_of[block] >= 0 else block % saved
-    return range(block * memory.nproc, (block + 1) * memory.nproc)
+        position = launch.states_of[position] if launch.states_of[position] >= 0 else position % saved
+    return range(position * memory.nproc, (position + 1) * memory.nproc)
 
 
-def is_shared(memory: JobState, block: int) -> bool:
-    """True if the ranks at `block` start from private states that other ranks also start from."""
+def is_shared(memory: JobState, position: int) -> bool:
+    """True if the ranks at `position` start from private states that other ranks also start from."""
     states_of = memory.launch.states_of if memory.launch is not None else ()
-    return bool(states_of) and states_of[block] < 0
+    return bool(states_of) and states_of[position] < 0
 
 
 def for_checkpoint(memory: JobState) -> tuple[StateSource, ...]:

@@ -39,6 +39,7 @@ from supervisor.view.model import (
     Learn,
     LearnedStall,
     Look,
+    MissedWork,
     OpenIncident,
     PastFault,
     PastWarning,
@@ -52,7 +53,6 @@ from supervisor.view.model import (
     Settle,
     Start,
     StopRequest,
-    UndoneWork,
     View,
     Wait,
     Warn,
@@ -268,9 +268,9 @@ def _followed(view: View) -> _Adopted:
     generation = unknown_generation.newest(view)
     if not generation:
         return {}
-    seats = unknown_generation.claimed_placement(view, generation)
-    whole = len(seats) * view.memory.nproc == view.memory.world_size
-    placement = seats if whole else view.memory.placement
+    claimed = unknown_generation.claimed_placement(view, generation)
+    whole = len(claimed) * view.memory.nproc == view.memory.world_size
+    placement = claimed if whole else view.memory.placement
     return {"generation": generation, "placement": placement, "reached": -1}
 
 
@@ -383,14 +383,13 @@ def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
     return tuple(LossJump(step, value) for step, value in known[-JUMPS:])
 
 
-def _missed(memory: JobState, action: Start) -> tuple[UndoneWork, ...]:
+def _missed(memory: JobState, action: Start) -> tuple[MissedWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
-    undone = cut_off_work.not_repeated(action.cut, action.resume.step)
-    return _undone(number, undone)
+    return _as_missed(number, cut_off_work.not_repeated(action.cut, action.resume.step))
 
 
-def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[UndoneWork, ...]:
-    """Return the work that was already undone and stays undone if the group resumes at `resumed`."""
+def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[MissedWork, ...]:
+    """Return the work that was already missed and stays missed if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
@@ -528,8 +527,8 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
 
 def _bystanders(view: View) -> tuple[str, ...]:
     """Return the members that exist or are listed, but have no ranks."""
-    seats = view.memory.seats
-    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in seats)
+    placed = view.memory.positions
+    return tuple(m.name for m in view.members if (m.exists or m.is_listed) and m.name not in placed)
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
@@ -542,8 +541,8 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
     return replace(incident, resume=None, lost=None if unknown else lost_steps)
 
 
-def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, ...]:
-    """Return the work that a stop leaves undone and that the next run does not repeat.
+def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, ...]:
+    """Return the work that a stop cuts off and that the next run does not repeat.
 
     The next run repeats the work after `action.back`, the step that it resumes from. If it resumes from an
     earlier step, it repeats more work and removes that work from the list (`_still_missed`).
@@ -551,19 +550,19 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[UndoneWork, .
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
-        return _undone(0, failed_start.cut_off_before(memory))
+        return _as_missed(0, failed_start.cut_off_before(memory))
     cuts = action.cut or cut_off_work.find(view, ())
-    undone = cuts if action.back is None else cut_off_work.not_repeated(cuts, action.back)
-    return _undone(0, undone)
+    missed = cuts if action.back is None else cut_off_work.not_repeated(cuts, action.back)
+    return _as_missed(0, missed)
 
 
-def _undone(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[UndoneWork, ...]:
-    """Return `cuts` as undone work of the incident `number`, or of a stop if `number` is 0.
+def _as_missed(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[MissedWork, ...]:
+    """Return `cuts` as missed work of the incident `number`, or of a stop if `number` is 0.
 
     Work that is repeated even if the group resumes at the work's own step is treated as part of the next
     step.
     """
-    return tuple(UndoneWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
+    return tuple(MissedWork(number, each.rank, each.step, each.at_most >= each.step) for each in cuts)
 
 
 def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> JobState:

@@ -22,7 +22,7 @@ def is_replaced(memory: JobState, name: str) -> bool:
 def were_cut_off(memory: JobState) -> frozenset[str]:
     """Return the members that were cut off from their peers and have lost their ranks for that reason."""
     found = frozenset(past.member for past in _all_swaps(memory.history))
-    return found - memory.seats.keys()
+    return found - memory.positions.keys()
 
 
 def unreachable(memory: JobState) -> frozenset[str]:
@@ -38,7 +38,7 @@ def suspect(memory: JobState, now_ns: int) -> str:
     """
     recent = _swaps(memory, now_ns)
     stayed = _only_peer(recent[-1]) if recent else ""
-    return stayed if stayed in memory.seats else ""
+    return stayed if stayed in memory.positions else ""
 
 
 def may_replace(memory: JobState, name: str, now_ns: int) -> bool:

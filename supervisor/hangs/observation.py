@@ -37,7 +37,7 @@ def update(watch: StallWatch, view: View) -> StallWatch:
     late: list[LateRank] = []
     for member in view.members:
         report = member.report
-        if report is None or member.name not in memory.seats:
+        if report is None or member.name not in memory.positions:
             continue
         inspections = {each.rank: each for each in reports.inspections(view, report)}
         late += [

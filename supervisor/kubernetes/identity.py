@@ -109,8 +109,8 @@ class TokenReviewer:
 def caller_of(status: object, audience: str) -> Caller | TokenRefused:
     """Return the pod in the status of a TokenReview."""
     if not isinstance(status, dict) or status.get("authenticated") is not True:
-        said = status.get("error") if isinstance(status, dict) else None
-        return TokenRefused(f"the API server does not accept this token: {said or 'no reason given'}")
+        error = status.get("error") if isinstance(status, dict) else None
+        return TokenRefused(f"the API server does not accept this token: {error or 'no reason given'}")
     # A server that does not support audiences accepts a token for any audience and lists none.
     if audience not in (status.get("audiences") or ()):
         return TokenRefused(f"the token is not for the audience {audience}")

@@ -34,7 +34,7 @@ EPOCH = "epoch"  # the field of the response with the epoch of the responding re
 HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
 ASK_S = 1.0  # the limit for one response
 AGAIN_S = 0.5  # the time between two searches for a leader, or two checks of a silent one
-LOOK_S = 20.0  # a connection that is still open after this time may be half open
+MAX_OPEN_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
 MAX_BYTES = 1024  # the limit for a response
 
@@ -129,7 +129,7 @@ class Replicas:
         return "" if answer.holder == holder else f"the process on {address} does not hold the lease"
 
     async def _until_closed(self, address: str) -> None:
-        """Return when a connection to `address` ends or is refused, or has been open for `LOOK_S`.
+        """Return when a connection to `address` ends or is refused, or has been open for `MAX_OPEN_S`.
 
         This connection has no TLS, because nothing is sent on it, and the replica soon closes it.
         """
@@ -139,7 +139,7 @@ class Replicas:
         except (OSError, asyncio.TimeoutError):
             return
         try:
-            await asyncio.wait_for(reader.read(1), LOOK_S)
+            await asyncio.wait_for(reader.read(1), MAX_OPEN_S)
         except (OSError, asyncio.TimeoutError):
             return
         finally:
@@ -164,8 +164,8 @@ class Replicas:
                 ) as response,
             ):
                 text = await response.content.read(MAX_BYTES)
-            said = json.loads(text) if response.status == 200 else {}
-            epoch, holder = said[EPOCH], said.get(HOLDER, "")
+            answer = json.loads(text) if response.status == 200 else {}
+            epoch, holder = answer[EPOCH], answer.get(HOLDER, "")
         except (
             aiohttp.ClientError,
             OSError,

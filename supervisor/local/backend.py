@@ -81,7 +81,7 @@ class LocalBackend:
             self._wanted = wanted
             self._send(Want(count, discard))
 
-    def give_up(self, member: str) -> None:
+    def end_member(self, member: str) -> None:
         self._send(GiveUpMember(member))
 
     def renew(self, member: str) -> None:

@@ -50,8 +50,8 @@ class OperatorRequest:
 class KnownNode:
     """A Node object.
 
-    `view` contains what is stored on the node, but not its agent's report (`agent_reports`). `told` is the
-    part of the record that only people read: who decided last, why and when.
+    `view` contains what is stored on the node, but not its agent's report (`agent_reports`). `last_decision`
+    is the part of the record that only people read: who decided last, why and when.
     """
 
     view: NodeView
@@ -63,7 +63,7 @@ class KnownNode:
     taints: tuple[Mapping[str, Any], ...]
     condition: Mapping[str, Any] | None  # Holdfast's own
     request: OperatorRequest | None
-    told: Mapping[str, str]
+    last_decision: Mapping[str, str]
     verdict: str | None = None  # see `verdict_of`
     verdict_times: tuple[str, ...] = ()  # see `verdict_times_of`
 
@@ -129,8 +129,8 @@ def _unreadable(found: Mapping[str, Any], why: str) -> KnownNode:
         refused=why,
         cordoned=True,
     )
-    told = {"by": "", "why": why, "at": ""}
-    return KnownNode(view, str(metadata.get("uid", "")), "", "", None, "", (), None, None, told)
+    last_decision = {"by": "", "why": why, "at": ""}
+    return KnownNode(view, str(metadata.get("uid", "")), "", "", None, "", (), None, None, last_decision)
 
 
 def _read(found: Mapping[str, Any]) -> KnownNode:
@@ -145,17 +145,17 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
         version=str(metadata.get("resourceVersion", "")),
     )
     taints = tuple(spec.get("taints") or ())
-    told: Mapping[str, str] = {}
+    last_decision: Mapping[str, str] = {}
     if RECORD in notes:
         try:
             record = _parsed(notes[RECORD], MAX_RECORD)
             view = stored.from_json(view, record)
-            told = {key: str(record.get(key) or "") for key in ("by", "why", "at")}
+            last_decision = {key: str(record.get(key) or "") for key in ("by", "why", "at")}
         except (BadState, ValueError) as error:
             # If the node has the taint, it counts as out, and Holdfast does not release it.
             is_out = view.cordoned or any(each.get("key") == TAINT for each in taints)
             view = replace(view, refused=f"annotation {RECORD} is unreadable: {error}", cordoned=is_out)
-            told = {"by": "", "why": view.refused, "at": ""}
+            last_decision = {"by": "", "why": view.refused, "at": ""}
     return KnownNode(
         view,
         str(metadata.get("uid", "")),
@@ -168,7 +168,7 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
         replace(read_request(notes[REQUEST]), by=_one_line(notes.get(REQUESTED_BY)))
         if REQUEST in notes
         else None,
-        told,
+        last_decision,
         verdict_of(found),
         verdict_times_of(found),
     )

@@ -38,10 +38,10 @@ def main_patch(node: KnownNode, after: NodeView, note: DecisionNote | None, at: 
     `at` is the time of the decision, as Kubernetes writes it. If the node's version has changed since it was
     read, the API server refuses the patch with a conflict.
     """
-    told: Mapping[str, str] = node.told
+    last_decision: Mapping[str, str] = node.last_decision
     if note is not None:
-        told = {"by": note.by, "why": note.why[:MAX_MESSAGE], "at": at}
-    record = {**stored.to_json(after), **{key: value for key, value in told.items() if value}}
+        last_decision = {"by": note.by, "why": note.why[:MAX_MESSAGE], "at": at}
+    record = {**stored.to_json(after), **{key: value for key, value in last_decision.items() if value}}
     annotations: dict[str, str | None] = {RECORD: json.dumps(record, separators=(",", ":"))}
     if node.request is not None:
         annotations[REQUEST] = None
@@ -75,19 +75,19 @@ def taint_value(held: Quarantine) -> str:
 def condition_of(node: KnownNode) -> Mapping[str, Any] | None:
     """Return Holdfast's condition if it must be written; None if it is not needed or is already correct."""
     held, known = node.view.quarantine, node.condition
-    if not node.told or node.view.refused or (held is None and known is None):
+    if not node.last_decision or node.view.refused or (held is None and known is None):
         return None
     is_out = held is not None and held.effect == NO_NEW_WORK
     wanted = {
         "type": CONDITION,
         "status": "True" if is_out else "False",
-        "reason": _reason(held, node.told.get("by", "")),
-        "message": node.told.get("why", ""),
+        "reason": _reason(held, node.last_decision.get("by", "")),
+        "message": node.last_decision.get("why", ""),
     }
     if known is not None and all(known.get(key, "") == value for key, value in wanted.items()):
         return None
     same = known is not None and known.get("status") == wanted["status"]
-    changed = known.get("lastTransitionTime") if same and known is not None else node.told.get("at")
+    changed = known.get("lastTransitionTime") if same and known is not None else node.last_decision.get("at")
     return {**wanted, "lastTransitionTime": changed} if changed else wanted
 
 

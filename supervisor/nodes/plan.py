@@ -202,4 +202,4 @@ def _draining(nodes: Mapping[str, KnownNode], pool: PoolView, is_dry: bool) -> I
         if held is None or stored is None or stored.drain_at_s is None or held.effect != NO_NEW_WORK:
             continue
         if nodes[view.name].is_tainted and (not is_dry or OPERATOR in held.sources):
-            yield view.name, nodes[view.name].told.get("why", "")
+            yield view.name, nodes[view.name].last_decision.get("why", "")

@@ -107,10 +107,10 @@ def row_of(pool: NodePool, name: str) -> dict[str, Any]:
         "finding": worst.key if worst is not None else None,
         "wanted": worst.action if worst is not None else (held.action if held is not None else None),
         "next": action,
-        "why": hold.why if hold is not None else node.told.get("why") if held is not None else None,
+        "why": hold.why if hold is not None else node.last_decision.get("why") if held is not None else None,
         "alert": hold is not None and hold.alert,
         "until": hold.until_s if hold is not None and math.isfinite(hold.until_s) else None,
-        "by": node.told.get("by") if held is not None else None,
+        "by": node.last_decision.get("by") if held is not None else None,
         "draining": held is not None and held.drain_at_s is not None,
         "cordoned": view.cordoned,
         "ready": view.ready,
@@ -142,7 +142,7 @@ def explained(pool: NodePool, name: str) -> dict[str, Any]:
     return {
         **row_of(pool, name),
         "verdict": pool.nodes[name].verdict or None,
-        "decided": pool.nodes[name].told.get("why"),
+        "decided": pool.nodes[name].last_decision.get("why"),
         "findings": [
             {
                 "key": each.key,

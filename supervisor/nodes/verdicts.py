@@ -57,7 +57,7 @@ class _Node:
     """An agent's verdict. Times are on the clock of the caller."""
 
     rack: str
-    said: str = ""  # what is wrong; "" while nothing is
+    problem: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
     moved_s: float = -math.inf  # when its members were last allowed to move
     moves: bool = False  # its members have been allowed to move since the verdict turned bad
@@ -74,7 +74,7 @@ class AgentVerdicts:
     def note(
         self,
         name: str,
-        said: str | None,
+        problem: str | None,
         now_s: float,
         rack: str = "",
         *,
@@ -88,7 +88,7 @@ class AgentVerdicts:
         used only for the first verdict of a node, because this process sees all others turn bad. Returns True
         if `swaps` may have changed.
         """
-        if said is None:
+        if problem is None:
             self._troubled.pop(name, None)
             return self._nodes.pop(name, None) is not None
         node = self._nodes.get(name)
@@ -96,11 +96,11 @@ class AgentVerdicts:
         if node is None:
             node = self._nodes[name] = _Node(rack)
         node.rack = rack
-        if bool(said) == bool(node.said):
-            node.said = said
+        if bool(problem) == bool(node.problem):
+            node.problem = problem
             return False
-        node.said, node.moves = said, False
-        if said:
+        node.problem, node.moves = problem, False
+        if problem:
             node.turned_s = -math.inf if is_out else now_s - found_s
             self._troubled[name] = node
         return True
@@ -112,7 +112,7 @@ class AgentVerdicts:
         self._forget(policy, now_s)
         storms = self._storms(service, policy, now_s)
         bad = sorted(
-            ((name, node) for name, node in self._troubled.items() if node.said),
+            ((name, node) for name, node in self._troubled.items() if node.problem),
             key=lambda each: (not each[1].moves, each[1].turned_s, each[0]),
         )
         moving: dict[str, str] = {}
@@ -134,10 +134,10 @@ class AgentVerdicts:
             if not why and not is_out and room <= 0:
                 why = f"no other node may be taken out: {self._full(service, moving)}"
             if why:
-                held[name] = f"{node.said}; its members stay: {why}"
+                held[name] = f"{node.problem}; its members stay: {why}"
                 continue
             room -= not is_out
-            moving[name] = node.said
+            moving[name] = node.problem
             if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
         if is_dry:
@@ -152,7 +152,7 @@ class AgentVerdicts:
     def _forget(self, policy: NodePolicy, now_s: float) -> None:
         oldest_s = now_s - policy.memory_s
         self._troubled = {
-            name: node for name, node in self._troubled.items() if node.said or node.turned_s > oldest_s
+            name: node for name, node in self._troubled.items() if node.problem or node.turned_s > oldest_s
         }
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
@@ -191,7 +191,7 @@ class AgentVerdicts:
 
     def _storm_of_pool(self, recent: list[_Node], service: NodesInService, policy: NodePolicy) -> str:
         total = len(self._nodes)
-        bad = sum(1 for name, each in self._troubled.items() if each.said and name not in service.silent)
+        bad = sum(1 for name, each in self._troubled.items() if each.problem and name not in service.silent)
         if bad >= 2 and 2 * bad > total:
             return f"a storm: the agents of {bad} of {total} nodes report faults"
         if len(recent) >= self._nodes_of_storm(policy):

@@ -310,10 +310,12 @@ def _rounded(share: float | None) -> float | None:
 def _member(member: MemberView, view: View) -> dict[str, Any]:
     report = member.report
     launcher = report.launcher if report else None
-    seats = view.memory.seats
-    active = member.name in seats and view.memory.phase != "forming"
-    first = seats[member.name] * view.memory.nproc if active else 0
-    role = "active" if active else "standby" if seats else "new"  # there is no standby before the first group
+    positions = view.memory.positions
+    active = member.name in positions and view.memory.phase != "forming"
+    first = positions[member.name] * view.memory.nproc if active else 0
+    role = (
+        "active" if active else "standby" if positions else "new"
+    )  # there is no standby before the first group
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
     if (
@@ -354,7 +356,7 @@ def _ranks(view: View, slow: tuple[SlowRank, ...]) -> list[dict[str, Any]]:
     found, slow_by_rank = [], {each.rank: each for each in slow}
     for member in view.members:
         report = member.report
-        if report is None or report.launcher is None or member.name not in view.memory.seats:
+        if report is None or report.launcher is None or member.name not in view.memory.positions:
             continue
         by_rank = {each.rank: each for each in report.progress}
         found += [

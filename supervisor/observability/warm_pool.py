@@ -52,7 +52,7 @@ def problem_of(view: View, member: MemberView) -> WarmPoolProblem | None:
     where = place(ending.message) if ending.fail == "exception" else ""
     how = f"{endings.describe(ending)}{where}"
     what = f"warm processes for member {member.name} cannot be created: a process {how}"
-    unheard = member.name in view.memory.seats and launcher.generation < view.memory.generation
+    unheard = member.name in view.memory.positions and launcher.generation < view.memory.generation
     return WarmPoolProblem(what, unheard or needs_processes(view, launcher))
 
 

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from holdfast.journal_fields import is_recorded
 from holdfast.protocol.codec import is_added
-from supervisor.view.model import is_recorded
 
 
 def recorded(value: Any) -> Any:

@@ -3,7 +3,7 @@
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
 from the state of that step does not repeat its tail. A tail usually takes microseconds. If it takes longer,
 survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the group
-resumes from an earlier step. If there is no earlier state, the tail is reported as undone.
+resumes from an earlier step. If there is no earlier state, the tail is reported as missed.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
 could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,
@@ -26,9 +26,9 @@ from supervisor.view.model import (
     Fault,
     JobState,
     MemberView,
+    MissedWork,
     Policy,
     ResumePoint,
-    UndoneWork,
     View,
     Wait,
 )
@@ -127,7 +127,7 @@ def _ranks(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks of the current generation with their last reported progress."""
     for member in view.members:
         report = member.report
-        if report is None or report.launcher is None or member.name not in view.memory.seats:
+        if report is None or report.launcher is None or member.name not in view.memory.positions:
             continue
         progress = {each.rank: each for each in report.progress}
         for rank in report.launcher.ranks:
@@ -296,19 +296,19 @@ def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, .
     return tuple(each for each in cuts if step > each.at_most)
 
 
-def describe(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
+def describe(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return a clause that says how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
     return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _MAX_LISTED)}"
 
 
-def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...]) -> str:
+def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return the side of the commit that the work was on: "after", "before" or "before or after"."""
     sides = {"before" if each.early else "after" for each in cuts}
     return " or ".join(sorted(sides, reverse=True))
 
 
-def list_places(cuts: tuple[CutOffWork, ...] | tuple[UndoneWork, ...], most: int) -> str:
+def list_places(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...], most: int) -> str:
     """Return the places of the first `most` pieces of work, and how many more there are."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]

@@ -27,15 +27,15 @@ def find_faults(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the faults of the current generation, in no particular order."""
     faults: list[Fault] = []
     unresponsive: list[Fault] = []
-    for block, name in enumerate(view.memory.placement):
+    for position, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or members.is_lost(view, member, policy):
-            faults.append(_lost(view, block, name, member))
+            faults.append(_lost(view, position, name, member))
             continue
         if members.unresponsive_launcher(member):
-            unresponsive.append(_unresponsive(view, block, member))
+            unresponsive.append(_unresponsive(view, position, member))
         if member.report is not None:
-            faults += _of_report(view, block, name, member.report, policy)
+            faults += _of_report(view, position, name, member.report, policy)
     if faults and all(each.kind == "victim" for each in faults):
         faults += uneven_steps.find_uneven_steps(view)
     differing = replica_divergence.find_divergence(view) if not faults else None
@@ -80,14 +80,14 @@ def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 def first_silent_member(view: View) -> Fault | None:
     """Return the loss of the first member with ranks that does not report, even if it may come back."""
-    for block, name in enumerate(view.memory.placement):
+    for position, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or not members.is_reporting(member):
-            return _lost(view, block, name, member)
+            return _lost(view, position, name, member)
     return None
 
 
-def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault:
+def _lost(view: View, position: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
     why = "its processes are gone" if gone else "it has stopped reporting"
     # A new leader starts to count the silence of its members later.
@@ -96,7 +96,7 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
         why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"
     if member is not None and members.has_lost_host(view, member):
         why = f"it has stopped reporting, and its host has not answered for {member.unanswered_s:.1f} s"
-    ranks = range(block * view.memory.nproc, (block + 1) * view.memory.nproc)
+    ranks = range(position * view.memory.nproc, (position + 1) * view.memory.nproc)
     silent_ns = int((awaited_s or member.silent_s) * 1e9) if member is not None and not gone else 0
     listed = ", ".join(str(rank) for rank in ranks)
     return Fault(
@@ -110,16 +110,16 @@ def _lost(view: View, block: int, name: str, member: MemberView | None) -> Fault
     )
 
 
-def _unresponsive(view: View, block: int, member: MemberView) -> Fault:
+def _unresponsive(view: View, position: int, member: MemberView) -> Fault:
     """Return the loss of a member whose launcher does not respond.
 
     The fault begins now, because the ranks have trained until now and end together with the member.
     """
-    gone = _lost(view, block, member.name, None)
+    gone = _lost(view, position, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
 
 
-def _of_report(view: View, block: int, name: str, report: MemberReport, policy: Policy) -> list[Fault]:
+def _of_report(view: View, position: int, name: str, report: MemberReport, policy: Policy) -> list[Fault]:
     memory, launcher = view.memory, report.launcher
     faults: list[Fault] = []
     if launcher is not None:
@@ -127,7 +127,7 @@ def _of_report(view: View, block: int, name: str, report: MemberReport, policy: 
             if rank.generation == memory.generation:
                 faults += _of_rank(view, name, report, rank)
         if launcher.generation < memory.generation and memory.settled:
-            faults.append(_restarted(view, block, name))
+            faults.append(_restarted(view, position, name))
         elif report.prepare_error and report.prepare_generation == memory.generation:
             other = report.prepare_occupied and (VOLUME if report.prepare_volume else OTHER_RESTORE)
             faults.append(_unprepared(view, name, report.prepare_error, other or ""))
@@ -146,13 +146,13 @@ def _is_unready(view: View, report: MemberReport, limit_s: float) -> bool:
     return unready_s > limit_s and not 0 <= report.reading_s <= limit_s
 
 
-def _restarted(view: View, block: int, name: str) -> Fault:
+def _restarted(view: View, position: int, name: str) -> Fault:
     """Return the loss of a member whose launcher was restarted.
 
     The member's ranks have completed a step in this generation, so a launcher that does not know the
     generation must be a new process.
     """
-    gone = _lost(view, block, name, None)
+    gone = _lost(view, position, name, None)
     return replace(gone, detail=f"the ranks of member {name} are lost: its launcher was restarted")
 
 

@@ -82,7 +82,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
     A new member that has never reported has as much time as the group has to form.
     """
     left_s = _return_left_s(view, member, policy)
-    if not left_s or member.name not in view.memory.seats or not _is_silent(member):
+    if not left_s or member.name not in view.memory.positions or not _is_silent(member):
         return left_s
     return max(0.0, min(left_s, _replaced_in_s(view, member, policy, _lifeless_s(view, member))))
 
@@ -91,7 +91,7 @@ def _return_left_s(view: View, member: MemberView, policy: Policy) -> float:
     """Return for how many more seconds a member may come back, even if a standby could replace it."""
     if not member.exists:
         return 0.0
-    has_ranks = member.name in view.memory.seats
+    has_ranks = member.name in view.memory.positions
     known = member.report is not None or has_ranks
     limit_s = policy.member_timeout_s if known else policy.form_s
     if not has_ranks or not _is_silent(member):
@@ -103,7 +103,7 @@ def _return_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 def has_lost_host(view: View, member: MemberView) -> bool:
     """True if a member that still exists is lost because its host is lost."""
-    if not member.exists or member.name not in view.memory.seats or not _is_silent(member):
+    if not member.exists or member.name not in view.memory.positions or not _is_silent(member):
         return False
     return _lost_host_in_s(view, member, _lifeless_s(view, member)) <= 0
 
@@ -211,7 +211,7 @@ def _others(view: View) -> _Others:
 
 def _can_take_place(view: View, member: MemberView) -> bool:
     memory = view.memory
-    is_standby = member.name not in (*memory.seats, *memory.dropped) and member.departure is None
+    is_standby = member.name not in (*memory.positions, *memory.dropped) and member.departure is None
     return is_standby and is_controllable(member) and is_ready(member, view.memory.nproc)
 
 
@@ -246,7 +246,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * SECOND_NS)
         for member in view.members
-        if member.name in view.memory.seats
+        if member.name in view.memory.positions
         and not is_usable(view, member, policy)
         and _return_left_s(view, member, policy) > 0
         and not unresponsive_launcher(member)
@@ -270,7 +270,9 @@ def unheard_members(view: View, policy: Policy) -> tuple[str, ...]:
     return tuple(
         member.name
         for member in view.members
-        if member.name in view.memory.seats and member.report is None and not is_lost(view, member, policy)
+        if member.name in view.memory.positions
+        and member.report is None
+        and not is_lost(view, member, policy)
     )
 
 

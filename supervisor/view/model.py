@@ -3,19 +3,20 @@
 `JobState` outlives the supervisor, because every line of the journal contains it. `View` adds the members'
 current reports. Both are immutable, so a decision can be repeated from its line in the journal.
 
-The journal omits the `UNRECORDED` fields. Some of them hold a part of a sentence that another field contains
-in full: displays use the part instead of parsing the sentence, and show the whole sentence if the part is
-missing (docs/adr/0013). The others are times for an incident's timeline, or are used only on a cluster, which
-has no journal.
+The journal omits the `UNRECORDED` fields (`holdfast.journal_fields`). Some of them hold a part of a sentence
+that another field contains in full: displays use the part instead of parsing the sentence, and show the whole
+sentence if the part is missing (docs/adr/0013). The others are times for an incident's timeline, or are used
+only on a cluster, which has no journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from holdfast.journal_fields import UNRECORDED
 from holdfast.protocol import defaults
 from holdfast.protocol.codec import added
 from holdfast.protocol.launcher_messages import FirstSignal, Launch, RestoreSource
@@ -43,12 +44,6 @@ ENDING_PHASES = frozenset({"saving", "stopping", "ended"})  # the run is ending 
 ROLES = ("active", "standby", "lost", "new", "left")
 # How a user stops the run: not at all, by a command, with Ctrl-C, by another signal, or without delay.
 StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"]
-UNRECORDED: Mapping[str, bool] = MappingProxyType({"in_journal": False})  # metadata of a dataclass field
-
-
-def is_recorded(declared: Field[Any]) -> bool:
-    """True if the journal contains the field."""
-    return bool(declared.metadata.get("in_journal", True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ class CutOffWork:
 
 
 @dataclass(frozen=True, slots=True)
-class UndoneWork:
+class MissedWork:
     """Work that was cut off and not repeated. `incident` is the number of the incident that cut it off."""
 
     incident: int
@@ -147,7 +142,7 @@ class SetAsideState:
     """The old values of the `JobState` fields that the first step of a run from scratch overwrites."""
 
     lineage: tuple[Lineage, ...] = ()
-    missed: tuple[UndoneWork, ...] = ()
+    missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     saved: int = -1
 
@@ -159,7 +154,7 @@ class PendingStart:
     generation: int
     step: int  # the step that the generation resumes from
     lineage: tuple[Lineage, ...] = ()  # this field and the next two hold the values from before the start
-    missed: tuple[UndoneWork, ...] = ()
+    missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the newest step whose state may be good
     cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
@@ -266,7 +261,7 @@ class JobState:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[UndoneWork, ...] = ()  # work around commits that was cut off and not repeated
+    missed: tuple[MissedWork, ...] = ()  # work around commits that was cut off and not repeated
     cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
     before: int = 0  # the number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
@@ -305,13 +300,13 @@ class JobState:
         return self.world_size // max(1, self.nproc) + self.reduced_by
 
     @property
-    def seats(self) -> Mapping[str, int]:
+    def positions(self) -> Mapping[str, int]:
         """The position of each member in `placement`. Use it in loops over many members."""
-        return _seats(self.placement)
+        return _positions(self.placement)
 
 
 @by_identity(8)
-def _seats(placement: tuple[str, ...]) -> Mapping[str, int]:
+def _positions(placement: tuple[str, ...]) -> Mapping[str, int]:
     return {name: len(placement) - 1 - back for back, name in enumerate(reversed(placement))}
 
 

@@ -72,7 +72,7 @@ def _checksums(view: View) -> dict[tuple[int, int], dict[str, int]]:
     """Return the current generation's checksums by (step, size of the state) and then by member."""
     found: dict[tuple[int, int], dict[str, int]] = {}
     for member in view.members:
-        if member.name in view.memory.seats and member.report is not None:
+        if member.name in view.memory.positions and member.report is not None:
             for seal in member.report.seals:
                 if seal.generation == view.memory.generation:
                     found.setdefault((seal.step, seal.total_bytes), {})[member.name] = seal.crc
@@ -91,7 +91,7 @@ def minority(crcs: Mapping[str, int], members: int) -> tuple[str, ...]:
 def _fault(view: View, agreed: int, step: int, crcs: Mapping[str, int]) -> Fault:
     corrupt = minority(crcs, len(view.memory.placement))
     member = corrupt[0] if corrupt else ""
-    rank = view.memory.seats[member] * view.memory.nproc if corrupt else -1
+    rank = view.memory.positions[member] * view.memory.nproc if corrupt else -1
     who = f"{', '.join(corrupt)} differs from the others" if corrupt else f"{' and '.join(crcs)} differ"
     listed = ", ".join(f"{name} {crc:08x}" for name, crc in crcs.items())
     return Fault(

@@ -47,7 +47,7 @@ def members_without_rank_report(view: View) -> tuple[str, ...]:
     return tuple(
         member.name
         for member in view.members
-        if member.name in view.memory.seats
+        if member.name in view.memory.positions
         and (member.report is None or member.report.launcher is None)
         and not members.unresponsive_launcher(member)
     )
@@ -141,7 +141,7 @@ def last_progress(view: View) -> list[RankProgress]:
     return [
         each
         for member in view.members
-        if member.report is not None and member.name in view.memory.seats
+        if member.report is not None and member.name in view.memory.positions
         for each in member.report.progress
     ]
 

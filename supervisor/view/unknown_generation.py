@@ -55,7 +55,7 @@ def unexplained(view: View) -> Fault:
 def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
     """Return the members that report ranks of `generation`, in the order of their ranks.
 
-    If no member reports a block of ranks, the block is assigned to a member that has not reported yet.
+    A position whose ranks no member reports is assigned to a member that has not reported yet.
     """
     claimed = {
         rank.rank // view.memory.nproc: member.name
@@ -65,6 +65,6 @@ def claimed_placement(view: View, generation: int) -> tuple[str, ...]:
         if rank.generation == generation
     }
     silent = [m.name for m in view.members if m.exists and m.report is None]
-    blocks = range(view.memory.world_size // view.memory.nproc)
-    found = [claimed.get(block) or (silent.pop(0) if silent else "") for block in blocks]
+    positions = range(view.memory.world_size // view.memory.nproc)
+    found = [claimed.get(position) or (silent.pop(0) if silent else "") for position in positions]
     return tuple(name for name in found if name)

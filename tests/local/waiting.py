@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-LOOK_S = (0.01, 0.1)  # seconds between two polls: at first, and at most
+POLL_S = (0.01, 0.1)  # seconds between two polls: at first, and at most
 START_S = 90.0  # for the first step: imports of torch by several processes at once, on two busy cores
 WAIT_S = 60.0  # the limit for everything else
 GONE_S = 15.0  # the limit for the processes of a run, after its end
@@ -29,5 +29,5 @@ def until(look: Callable[[], T | None], what: str | Callable[[], str], limit_s: 
         now = time.monotonic()
         if now > deadline:
             raise AssertionError(f"not within {limit_s:g} s: {what if isinstance(what, str) else what()}")
-        pause_s = min(max(LOOK_S[0], (now - began) / 10), LOOK_S[1])
+        pause_s = min(max(POLL_S[0], (now - began) / 10), POLL_S[1])
         select.select([pidfd] if pidfd >= 0 else [], [], [], pause_s)

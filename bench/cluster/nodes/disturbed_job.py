@@ -25,7 +25,7 @@ READY_S = 240.0  # until a job trains with all of its pods, even after a node ha
 RECORDED_S = 30.0  # the supervisor writes its counts every 5 s
 DELETED_S = 180.0
 REFERENCE_S = 600.0
-LOOK_S = 0.01
+POLL_S = 0.01
 FINISH = "/tmp/finish"  # as in the script
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 LABEL = "holdfast.dev/bench"  # on all pods of the job, including standbys
@@ -93,7 +93,7 @@ class DisturbedJob:
             found = training_record.resumed_s(self.log.steps, before.generation, RANKS)
             if found is not None:
                 return found
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return None
 
     def incidents(self, before: JobBefore) -> list[Json]:

@@ -27,7 +27,7 @@ from tests.fakenvml import build
 SETTINGS = "holdfast-quarantine"  # the quarantine's ConfigMap
 READY_S = 180.0
 VERDICT_S = 30.0
-LOOK_S = 0.02
+POLL_S = 0.02
 _XID = (
     "import sys; from pathlib import Path; from tests.fakenvml.state import Fake; "
     "fake = Fake.existing(Path('/fake/state/nvml')); sys.stdout.write('now\\n'); sys.stdout.flush(); "
@@ -53,7 +53,7 @@ class FakeGpus:
             deadline_s = at_s + VERDICT_S
             while training_health(self.cluster.read(f"/api/v1/nodes/{node}")) != "False":
                 assert time.monotonic() < deadline_s, f"no verdict on {node} within {VERDICT_S:g} s"
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             return at_s, time.monotonic()
 
     def heal(self, node: str) -> None:

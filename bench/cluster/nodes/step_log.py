@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.cluster.nodes.training_record import PrintedDigest, PrintedStep, parse
 
-LOOK_S = 1.0  # between two checks for new containers
+POLL_S = 1.0  # between two checks for new containers
 LIVE_S = 3.0  # a follower that has run for this long is connected, because a failed one ends at once
 
 
@@ -72,7 +72,7 @@ class StepLog:
             each.thread.join()
 
     def _watch(self) -> None:
-        while not self._closing.wait(LOOK_S):
+        while not self._closing.wait(POLL_S):
             try:
                 pods = self._pods()
             except (OSError, AssertionError, ValueError):  # the API server is busy; look again

@@ -104,7 +104,7 @@ class WarmPool:
                     child = self._spawn(single=False, control=theirs, log=log, local_rank=-1)
             except Unstartable as error:
                 ours.close()
-                self._give_up(error)
+                self._record_unstartable(error)
                 return
             self.zygote = Zygote(child.pid, ours, log=log)
             child.returncode = 0  # keeps Popen from reaping the process; the launcher reaps it
@@ -254,7 +254,7 @@ class WarmPool:
                 child = self._spawn(single=True, control=theirs, log=process.log, local_rank=local_rank)
         except Unstartable as error:
             self.watch.remove(process)
-            self._give_up(error)
+            self._record_unstartable(error)
             return
         child.returncode = 0  # keeps Popen from reaping the process; the launcher reaps it
         self.processes[local_rank] = process
@@ -289,7 +289,7 @@ class WarmPool:
             finally:
                 os.close(number)
 
-    def _give_up(self, error: Unstartable) -> None:
+    def _record_unstartable(self, error: Unstartable) -> None:
         """Record that the interpreter cannot be started, and pause, because a retry would fail too."""
         now_ns = time.monotonic_ns()
         self.failures = max(self.failures, MAX_FAILURES - 1)

@@ -38,7 +38,7 @@ class _SlotContent:
 
     record: CommitRecord
     header: bytes
-    looks: dict[str, _Fingerprint]
+    fingerprints: dict[str, _Fingerprint]
     # The watch that was active when the slot was filled; None if the pages were not watched.
     watch: written_pages.WrittenPages | None
 
@@ -77,11 +77,13 @@ class FrozenTensors:
         `before` is the slot's previous snapshot, or None. `header` is the header of the new snapshot's file.
         """
         held = None if before is None else self._slots.pop(before.slot, None)
-        looks = self._compare(tensors)
+        fingerprints = self._compare(tensors)
         written = self._written(tensors)
         if held is None or held.record != before or held.header != header or self._distrusted:
             return SkippedTensors()
-        same = {name for name, look in looks.items() if held.looks.get(name) == look}
+        same = {
+            name for name, fingerprint in fingerprints.items() if held.fingerprints.get(name) == fingerprint
+        }
         places = [n for n in self._candidates if tensors[n][0] in same]
         if held.watch is None or held.watch is not self._watch:
             return SkippedTensors(frozenset(places), tuple((n, 0, tensors[n][1].nbytes) for n in places))
@@ -116,16 +118,16 @@ class FrozenTensors:
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
-        looks = {tensors[n][0]: _fingerprint(tensors[n][1]) for n in self._candidates}
-        same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], looks)]
+        fingerprints = {tensors[n][0]: _fingerprint(tensors[n][1]) for n in self._candidates}
+        same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], fingerprints)]
         still = sum(each.nbytes for each in same)
         if still and not self._asked and not self._distrusted and _writes_are_tracked():
             self._asked = True
             self._replace_watch(written_pages.watch([(each.data_ptr(), each.nbytes) for each in same]))
         total = sum(tensor.nbytes for _, tensor in tensors)
         self.share = 1.0 if self._distrusted or not total else 1.0 - still / total
-        self._known = looks
-        return looks
+        self._known = fingerprints
+        return fingerprints
 
     def _written(self, tensors: Tensors) -> dict[int, tuple[written_pages.Stretch, ...]]:
         """Return the written stretches of each candidate by the candidate's index, and update `coming`."""
@@ -145,8 +147,8 @@ class FrozenTensors:
             self._watch.close()
         self._watch = watch
 
-    def _same(self, name: str, looks: Mapping[str, _Fingerprint]) -> bool:
-        return self._known.get(name) == looks[name]
+    def _same(self, name: str, fingerprints: Mapping[str, _Fingerprint]) -> bool:
+        return self._known.get(name) == fingerprints[name]
 
 
 def _writes_are_tracked() -> bool:

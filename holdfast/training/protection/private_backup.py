@@ -115,7 +115,7 @@ class PrivateBackup:
         elif not self._is_as_collected():
             sure = self._is_sure()
             self._collect()
-            self._timing.give_up()
+            self._timing.stop_early_states()
             if sure:
                 self._resend(step)
         self._receive()
@@ -288,7 +288,7 @@ class PrivateBackup:
     def _warn_of_late_change(self, what: str) -> None:
         """Warn that private state changes before the commit. From now on, send it as final at the commit."""
         self._late = True
-        self._timing.give_up()
+        self._timing.stop_early_states()
         self._rank.warn_once(
             f"{what} changes between optimizer.step() and commit(): it is private to each rank and was"
             " already backed up, so losing a rank at that point costs the steps since the last snapshot."
@@ -348,7 +348,7 @@ class SendTiming:
         else:
             self._final_after, self._alike = self._passes, 1
 
-    def give_up(self) -> None:
+    def stop_early_states(self) -> None:
         """Stop sending states early in this generation."""
         self._never = True
 

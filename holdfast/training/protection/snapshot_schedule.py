@@ -5,14 +5,16 @@ default, the interval is derived from how long a copy and a step take. A copy fr
 several steps to complete. If the script changes a state after its commit, the copy is made again (`amend`) or
 discarded (`void`).
 
-The request for a copy, the copy that is due, and the copy in progress are separate attributes, because all
-three can exist at the same time, for different steps.
+A copy that waits for the end of the tail, a copy that is due, and a copy in progress can exist at the same
+time, for different steps. Only the script's thread changes the first two (`CopyRequests`). The copy in
+progress is separate from them, because the listener's thread may end it at any time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,36 @@ from holdfast.training.rank import Rank
 SNAPSHOT_SHARE = 0.3
 # If the share of the state that a copy reads changes by more than this, the cost is measured again.
 OTHER_KIND = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequests:
+    """The copies that have not begun yet. Both can exist at the same time, for different steps."""
+
+    deferred: int | None = None  # the step whose copy waits for the end of the tail
+    due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """The expected cost of the next copy, and the properties of the copies that it was measured with."""
+
+    seconds: float = 0.0  # 0 if no such copy has been measured
+    share: float = 1.0  # the share of the state that is not frozen
+    whole: bool = True  # whether the copies skipped no tensor
+    read: float = 1.0  # the share of the state that the copies read
+
+    def after(self, cost_s: float, coming: float, share: float, whole: bool, read: float) -> CopyCost:
+        """Return the expected cost after a copy with these properties took `cost_s`.
+
+        `coming` is the share of the state that copies will read once all slots are filled. The first copies
+        read all frozen tensors. Later copies read only the parts that were written.
+        """
+        # Copying, comparing and skipping a tensor have different costs, so another kind is measured again.
+        is_other = share > self.share or whole != self.whole or abs(read - self.read) > OTHER_KIND
+        expected_s = cost_s * min(coming / read, 1.0) if read else cost_s
+        known_s = 0.0 if is_other else self.seconds
+        return CopyCost(min(expected_s, known_s or expected_s), share, whole, read)
 
 
 class SnapshotSchedule:
@@ -80,22 +112,17 @@ class SnapshotSchedule:
         self.copying = threading.Lock()
         self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval, or it is not chosen yet
         self._began = 0  # the step at the start of the loop
-        self._due: tuple[int, QueueMark] | None = None  # a step to copy once the device reaches the mark
+        self._requests = CopyRequests()
         self._transfer: PendingSnapshot | None = None  # the copy that is in progress on the device
         # Whether that copy has the state of a single step; None if this has not been checked yet.
         self._clean: bool | None = None
         self.defers = False  # whether to copy only after the tail, because the script changes the state in it
-        self._deferred: int | None = None  # the step whose copy waits for the end of the tail
         self._replacement = SnapshotReplacement(launch.world_size <= 2 * launch.nproc)
         self._extra = -1  # the step of a copy that other members may not have
         self.voided = -1  # the last void step; no copy of it is kept
         # The void steps whose snapshots could not be discarded, because they are still being read.
         self._stale: list[int] = []
-        # The expected cost of the next copy. It was measured with copies that have these properties:
-        self._cost_s = 0.0
-        self._share = 1.0  # the share of the state that is not frozen
-        self._whole = True  # whether the copies skipped no tensor
-        self._read = 1.0  # the share of the state that the copies read
+        self._cost = CopyCost()
         self.copy_s = 0.0  # an upper bound for the duration of a copy; limits are derived from it
 
     @property
@@ -143,20 +170,22 @@ class SnapshotSchedule:
 
     def _copy_if_due(self, step: int) -> None:
         replacement, due = self._replacement, bool(self._every) and step % self._every == 0
-        pending = self._transfer is not None or self._due is not None  # its snapshot is not in the arena yet
+        pending = (
+            self._transfer is not None or self._requests.due is not None
+        )  # its snapshot is not in the arena yet
         if not pending:
             replacement.observe(step, self.arena.steps(self._generation), self._every)
         if due:
             replacement.interval_due()
         if due or step == self._began + FIRST_AFTER_STEPS or replacement.is_common(step):
             if self.defers:  # the script changed the state after the last commit, and may do so again
-                self._deferred = step
+                self._requests = replace(self._requests, deferred=step)
             else:
                 self._copy_due(step)
         elif replacement.is_due(step) and not pending and not self._stale:
             # No copy is made while a stale snapshot is the newest one, because the copy would overwrite the
             # older snapshot, which is valid.
-            self._deferred = step
+            self._requests = replace(self._requests, deferred=step)
             if replacement.is_extra:
                 self._extra = step
 
@@ -194,7 +223,7 @@ class SnapshotSchedule:
         # If the only rank of a group fails, there is no survivor to make a just-in-time copy. So only the
         # budget limits the copies of such a rank.
         seldom_s = snapshot_writer.MIN_INTERVAL_S if self._rank.world_size > 1 else 0.0
-        self._every = snapshot_writer.snapshot_interval(self._cost_s, step_s, budget, seldom_s)
+        self._every = snapshot_writer.snapshot_interval(self._cost.seconds, step_s, budget, seldom_s)
 
     # -- states that the script changes after their commit
 
@@ -222,7 +251,7 @@ class SnapshotSchedule:
             self.end_transfer()
             if not self._gate.frozen and not self.forget(step):
                 self._stale.append(step)
-        self._due = self._deferred = None
+        self._requests = CopyRequests()
         if wanted and self._asked_every:
             self._replacement.voided(step, self._every)
 
@@ -244,7 +273,8 @@ class SnapshotSchedule:
 
     def copy_deferred(self, step: int) -> None:
         """Make the deferred copy of `step`, if any, because its tail is over and has changed nothing."""
-        deferred, self._deferred = self._deferred, None
+        deferred = self._requests.deferred
+        self._requests = replace(self._requests, deferred=None)
         if deferred == step:
             self._copy_due(step)
 
@@ -255,14 +285,15 @@ class SnapshotSchedule:
         """
         if self._rank.local_rank:
             return False
-        pending = self._transfer.step if self._transfer is not None else self._due[0] if self._due else -1
-        return step in (pending, self._deferred) or self.held(step)
+        due = self._requests.due
+        pending = self._transfer.step if self._transfer is not None else due[0] if due else -1
+        return step in (pending, self._requests.deferred) or self.held(step)
 
     def _copy_due(self, step: int) -> None:
-        self._deferred = None
         if self._device.queues:
-            self._due = step, self._device.mark()
+            self._requests = CopyRequests(due=(step, self._device.mark()))
         else:
+            self._requests = replace(self._requests, deferred=None)
             self.copy(step)
 
     # -- an immediate copy
@@ -306,14 +337,8 @@ class SnapshotSchedule:
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
             self.writer.overwrite_first = self._generation, step
-        frozen = self.writer.frozen
-        share, whole, read = frozen.share, self.writer.was_whole, self.writer.was_read
-        if share > self._share or whole != self._whole or abs(read - self._read) > OTHER_KIND:
-            self._cost_s = 0.0  # copying, comparing and skipping a tensor have different costs
-        self._share, self._whole, self._read = share, whole, read
-        # The first copies read all frozen tensors. Later copies read only the parts that were written.
-        expected_s = cost_s * min(frozen.coming / read, 1.0) if read else cost_s
-        self._cost_s = min(expected_s, self._cost_s or expected_s)
+        writer, frozen = self.writer, self.writer.frozen
+        self._cost = self._cost.after(cost_s, frozen.coming, frozen.share, writer.was_whole, writer.was_read)
         self.copy_s = max(self.copy_s, cost_s)
         if self._rank.page is not None:
             self._rank.page.note_snapshot(step, cost_s, cost_s if held_s is None else held_s)
@@ -346,12 +371,12 @@ class SnapshotSchedule:
         if transfer is not None and self._device.reached(transfer.offload.copy.marks[-1]):
             with self.copying:
                 self.end_transfer()
-        if self._due is not None:
-            step, mark = self._due
+        if self._requests.due is not None:
+            step, mark = self._requests.due
             if must:
                 self._device.wait(mark)
             if self._device.reached(mark):
-                self._due = None
+                self._requests = replace(self._requests, due=None)
                 self._guarded(lambda: self._begin_transfer(step))
         if must and self._transfer is not None:
             self._clean = self._committed.changed() is None  # check this before the optimizer's writes

@@ -55,7 +55,7 @@ class WriteGate:
         self._step = 0
         self._queued: deque[_QueuedWrites] = deque()
         self._count = 0  # the number of steps whose writes have begun
-        self._looking = threading.Lock()
+        self._queue_lock = threading.Lock()
         self._may_write = threading.Lock()
         self._freezing = threading.Lock()
         self._is_frozen = False
@@ -65,7 +65,7 @@ class WriteGate:
 
     def start(self, step: int) -> None:
         """Start with the state of `step` in the objects and without writes in the queue."""
-        with self._looking:
+        with self._queue_lock:
             self._queued.clear()
             self._step = step
 
@@ -78,7 +78,7 @@ class WriteGate:
         with self._may_write:
             part = keep() if keep is not None else None
             mark = self._device.mark()
-            with self._looking:
+            with self._queue_lock:
                 self._count += 1
                 self._queued.append(_QueuedWrites(step, [mark], part))
                 self.writing = True
@@ -86,13 +86,13 @@ class WriteGate:
     def begin_more_writes(self) -> None:
         """Mark the start of another optimizer's writes in this step, possibly in another stream."""
         mark = self._device.mark()
-        with self._looking:
+        with self._queue_lock:
             self._queued[-1].before.append(mark)
 
     def end_some_writes(self) -> None:
         """Mark that an optimizer's writes have been queued in the current stream."""
         mark = self._device.mark()
-        with self._looking:
+        with self._queue_lock:
             if self.writing:
                 self._queued[-1].after.append(mark)
 
@@ -102,7 +102,7 @@ class WriteGate:
         At this point, all writes are queued, and the host's objects belong to the next step.
         """
         mark = self._device.mark()
-        with self._looking:
+        with self._queue_lock:
             last = self._queued[-1]
             last.after.append(mark)
             last.queued = True
@@ -116,11 +116,11 @@ class WriteGate:
         This keeps the host at most one step ahead, which is enough to keep the device busy and limits what
         the host must keep for queued steps (unchecked numbers, private state).
         """
-        with self._looking:
+        with self._queue_lock:
             before = [mark for each in self._queued if each.queued for mark in each.after]
         for mark in before:
             self._device.wait(mark)
-        with self._looking:
+        with self._queue_lock:
             self._forget_completed()
 
     # -- for threads that copy
@@ -143,7 +143,7 @@ class WriteGate:
 
     def whole_state(self) -> WholeState | None:
         """Return the state that is whole at this instant; None if no state is whole."""
-        with self._looking:
+        with self._queue_lock:
             step, first = self._step, None
             for writes in self._queued:
                 if not self._completed(writes):
@@ -173,7 +173,7 @@ class WriteGate:
         device reached the mark of the write before the mark of the copy. So a thread that finds the copy's
         mark reached also finds the write's mark reached.
         """
-        with self._looking:
+        with self._queue_lock:
             if found._writes is not None:
                 return not self._begun(found._writes)
             return found._count == self._count

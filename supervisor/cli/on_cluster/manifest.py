@@ -9,7 +9,7 @@ from holdfast.errors import BadInput
 from holdfast.version import __version__
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import InjectionContext
-from supervisor.admission.manifest import inject_manifest
+from supervisor.admission.manifest import has_template, inject_manifest
 from supervisor.cli import commands
 from supervisor.cluster.adoption import template_check
 from supervisor.display.screen import Unwritable
@@ -18,19 +18,21 @@ _NOTHING = (
     f'no pod template requests Holdfast: add the annotation {pod_layout.INJECT}: "true" to the metadata of'
     " the template"
 )
+_EXPECTED = "expected the manifest of a Pod, or of an object that contains a pod template, such as a Job"
 
 
 def show(command: commands.InjectManifest) -> int:
     """Print the injected manifest, and notes on stderr. Return the exit code.
 
     Raises:
-        BadInput: The file cannot be read, or is not YAML, or PyYAML is not installed.
+        BadInput: The file cannot be read, is not YAML, or has no pod template, or PyYAML is not installed.
         Unwritable: The output cannot be written.
     """
-    text, notes = inject_manifest(
-        _read(command.file), InjectionContext(command.image, __version__), template_check.problem
-    )
+    given = _read(command.file)
+    text, notes = inject_manifest(given, InjectionContext(command.image, __version__), template_check.problem)
     name = "standard input" if command.file == "-" else command.file
+    if not notes and not has_template(given):
+        raise BadInput(f"{name}: no pod template: {_EXPECTED}")
     for note in notes or (_NOTHING,):
         sys.stderr.write(f"holdfast: {name}: {note}\n")
     _write(text)

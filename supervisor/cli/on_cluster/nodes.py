@@ -247,7 +247,7 @@ def _await(connection: ClusterConnection, command: commands.Nodes) -> int:
             continue  # the next read may succeed
         node = node_objects.read(node_objects.prune(found))
         if node.request is None:
-            done = {"schema": summary.SCHEMA, "name": node.name, "carried_out": True, **node.told}
+            done = {"schema": summary.SCHEMA, "name": node.name, "carried_out": True, **node.last_decision}
             if command.json or command.output == "json":
                 say_json(done)
             else:

@@ -346,40 +346,40 @@ def _replica_type(pod: PodFacts, owners: OwnerChain) -> str:
     return pod_facts.first(pod, sources).lower()
 
 
-def _members(pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
+def _members(pod: PodFacts, owners: OwnerChain, group: GroupFacts, replica_type: str) -> int:
     """Return the number of members that the job trains with."""
-    if said.why:
-        refuse(said.why)
-    if said.nproc not in (0, pod.nproc):
-        refuse(f"the pod has {pod.nproc} ranks, but other pods of its job have {said.nproc}")
-    annotated = said.members or pod_facts.members(pod)
-    found = _number(annotated, pod, owners, said, replica_type)
-    if not said.silent:
+    if group.why:
+        refuse(group.why)
+    if group.nproc not in (0, pod.nproc):
+        refuse(f"the pod has {pod.nproc} ranks, but other pods of its job have {group.nproc}")
+    annotated = group.members or pod_facts.members(pod)
+    found = _number(annotated, pod, owners, group, replica_type)
+    if not group.silent:
         return found
     # Only some pods have the annotation, and a single pod must not change the size of the whole job.
     try:
-        otherwise = _number("", pod, owners, said, replica_type)
+        otherwise = _number("", pod, owners, group, replica_type)
     except UnfitObject:  # without the annotation, the number would be unclear
         return found
     if otherwise != found:
         refuse(
-            f"{MEMBERS} is {annotated} on some pods of the job, but pod {said.silent} lacks it, and the job"
+            f"{MEMBERS} is {annotated} on some pods of the job, but pod {group.silent} lacks it, and the job"
             f" would have {otherwise} members without it"
         )
     return found
 
 
-def _number(annotated: str, pod: PodFacts, owners: OwnerChain, said: GroupFacts, replica_type: str) -> int:
+def _number(annotated: str, pod: PodFacts, owners: OwnerChain, group: GroupFacts, replica_type: str) -> int:
     """Return the number of members that the job trains with. `annotated` is the annotation's value, or ""."""
     stated = annotated or pod_facts.stated_members(pod)
     low, _, high = stated.partition(":")
     if annotated and not high:
         return int(low)
-    size = _size(owners, replica_type) if owners.workloads else said.count or _count(pod)
+    size = _size(owners, replica_type) if owners.workloads else group.count or _count(pod)
     if not size and not stated:
         refuse(f"neither the pod's owner nor {MEMBERS} says how many members the job has")
     if high:  # an elastic job has the owner's size, or else the number of existing pods, within the range
-        return min(max(size or said.pods, int(low)), int(high))
+        return min(max(size or group.pods, int(low)), int(high))
     if size and stated and size != int(low):
         owner = f"{owners.workloads[0][0].reference} has" if owners.workloads else "its group has"
         mismatch = f"the pod's command is for {low} pods, but {owner} {size} that train"

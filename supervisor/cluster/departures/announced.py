@@ -52,11 +52,11 @@ class AnnouncedDepartures:
         nodes: Mapping[ObjectName, KubernetesObject],
         now_s: float,
         heeded: frozenset[str] = frozenset(),
-        seats: Container[str] = (),
+        placed: Container[str] = (),
     ) -> dict[str, Departure]:
         """Record all announcements, and return the members that are about to end. `nodes` may be incomplete.
 
-        A member with ranks (one in `seats`) moves because of a node agent's verdict only if its node is in
+        A member with ranks (one in `placed`) moves because of a node agent's verdict only if its node is in
         `heeded`. For a member without ranks, the verdict of any node's agent is an announcement.
         """
         before, self._since_s = self._since_s, {}
@@ -65,7 +65,7 @@ class AnnouncedDepartures:
         for pod in pods:
             uids.add(pod.uid)
             notice = (
-                self._notice(pod, nodes, pod.node in heeded or pod.member not in seats)
+                self._notice(pod, nodes, pod.node in heeded or pod.member not in placed)
                 if pod.is_running
                 else None
             )

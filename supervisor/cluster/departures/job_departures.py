@@ -54,26 +54,26 @@ class JobDepartures:
         is_settled = memory is not None and memory.phase == "running" and memory.settled
         if memory is not None and is_settled and (away := unreachable_members.were_cut_off(memory)):
             self._announced.leave_as_members(pods, away, "its peers did not reach it")
-        seats = memory.seats if memory is not None else {}
-        found = self._announced.observe(pods, self._nodes, now_s, self._heeded, seats)
+        placed = memory.positions if memory is not None else {}
+        found = self._announced.observe(pods, self._nodes, now_s, self._heeded, placed)
         known = self._backend.announced
         if self._backend.announce(found):
             self._wake()
-            self._report(known, seats)
+            self._report(known, placed)
         if memory is not None and found and (is_settled or memory.phase == "forming"):
             self._evict_idle(memory, found, now_s)
 
-    def _report(self, known: Mapping[str, Departure], seats: Mapping[str, object]) -> None:
+    def _report(self, known: Mapping[str, Departure], placed: Mapping[str, object]) -> None:
         """Report each departure that is not in `known`, unless its member has no ranks and may stay."""
         for name, each in self._backend.departures.items():
-            is_idle = each.may_stay and name not in seats
+            is_idle = each.may_stay and name not in placed
             if not is_idle and (name not in known or known[name].why != each.why):
                 log.info("member is about to end", extra={"member": name, "why": each.why})
                 self._events.record("MemberLeaves", f"member {name} is about to end: {each.why}")
 
     def _evict_idle(self, memory: JobState, found: Mapping[str, Departure], now_s: float) -> None:
         pods = self._backend.pods.values()
-        idle = [pod for pod in pods if pod.is_running and pod.member not in memory.seats]
+        idle = [pod for pod in pods if pod.is_running and pod.member not in memory.positions]
         if any(pod.member in found for pod in idle) and not self._evictions.why_blocked():
             for pod in self._announced.take_due_evictions(idle, found, now_s):
                 log.info("evicting a pod that has left its ranks", extra={"pod": pod.name})

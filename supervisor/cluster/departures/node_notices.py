@@ -66,9 +66,9 @@ def departure_of(
     With `heeds_verdict`, a verdict of the node agent is an announcement too.
     """
     found = [*_of_object(node), *_of_taints(node, tolerations), *_of_conditions(node)]
-    if heeds_verdict and (said := verdict_of(node)):
+    if heeds_verdict and (verdict := verdict_of(node)):
         name = node["metadata"].get("name")
-        found.append(NodeNotice(f"the node agent of {name} reports: {said}", is_of_agent=True))
+        found.append(NodeNotice(f"the node agent of {name} reports: {verdict}", is_of_agent=True))
     return min(found, key=lambda each: (each.patience_s, _or_forever(each.after_s)), default=None)
 
 

@@ -24,7 +24,7 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # between two checks of the waiting pods
+POLL_S = 0.5  # between two checks of the waiting pods
 # How long the cached data of a node may be used to reject the node. The node is read again before a standby
 # on it is deleted.
 FRESH_S = 5.0
@@ -104,7 +104,7 @@ class ClusterRoom:
 
     async def _make_way(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 await self.make_way(time.monotonic())
             except (ApiError, OSError) as error:  # the next round tries again
@@ -147,7 +147,7 @@ class ClusterRoom:
         found = {name: read_standbys(self._expected(room), idle) for name, (_, room) in self._rooms.items()}
         for pod in due:
             await asyncio.sleep(0)  # the jobs come first: they share this event loop
-            self._again_s[pod.needs.uid] = now_s + (AGAIN_S if len(unread) <= READS else LOOK_S)
+            self._again_s[pod.needs.uid] = now_s + (AGAIN_S if len(unread) <= READS else POLL_S)
             if await self._yield_to(pod.needs, found, idle, now_s):
                 self._again_s[pod.needs.uid] = now_s + IN_VAIN_S
                 return  # the freed room may be enough for other pods as well

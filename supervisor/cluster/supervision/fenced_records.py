@@ -194,7 +194,7 @@ def in_loop(
         task.add_done_callback(finish)
         started.append(task)
 
-    def give_up() -> None:
+    def cancel() -> None:
         for task in started:
             task.cancel()
 
@@ -203,7 +203,7 @@ def in_loop(
         outcome.result(limit_s)
     except concurrent.futures.TimeoutError:  # before Python 3.11, this differs from the built-in TimeoutError
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(give_up)
+            loop.call_soon_threadsafe(cancel)
         raise OSError(f"the API server has not responded for {limit_s:g} s") from None
     except ApiError as error:
         raise OSError(str(error)) from None

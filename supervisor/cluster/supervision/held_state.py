@@ -78,7 +78,7 @@ def encode(memory: JobState, ledger: Any, now: Instant) -> str:
     if resumed is not None:
         same = resumed.sources == memory.sources
         content["resumed"] = None if same else _rows(resumed.sources)
-        content["holders"] = [memory.seats.get(name, name) for name in resumed.holders]
+        content["holders"] = [memory.positions.get(name, name) for name in resumed.holders]
     return packed_json.pack(content, PLAIN_BYTES)
 
 

@@ -118,7 +118,7 @@ class MemberBuffer:
         if not self._received_bytes:
             self._reads = 0
         if self._has_place:
-            self._give_up()
+            self._free_place()
         self._consider()
 
     def go_on(self) -> None:
@@ -131,21 +131,21 @@ class MemberBuffer:
     def close(self) -> None:
         """Stop counting, because data that arrives while the connection ends must not take a place."""
         self._connection.buffer = None
-        self._give_up()
+        self._free_place()
 
     @property
     def _is_full(self) -> bool:
         """True if more than one message is held, so the connection cannot be waiting for the rest of one."""
         return self.held_bytes > self._max_bytes + SMALL_BYTES
 
-    def _give_up(self) -> None:
+    def _free_place(self) -> None:
         if self._has_place or self._is_waiting:
             self._has_place = self._is_waiting = False
             self._incoming.leave(self, _now_s())
 
     def _consider(self) -> None:
         if self.held_bytes <= SMALL_BYTES:
-            self._give_up()
+            self._free_place()
             self._pause(False)
             return
         if not self._has_place and not self._is_waiting:

@@ -25,10 +25,10 @@ def member_bytes(report_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class MemoryHolder:
-    """One member, and how much memory is reserved for it. `give_up` makes it release all of its memory."""
+    """One member, how much memory is reserved for it, and how to make it release all of that."""
 
     namespace: str
-    give_up: Callable[[], None]
+    release_all: Callable[[], None]
     reserved_bytes: int = 0
 
 
@@ -66,7 +66,7 @@ class ReportMemory:
                 return _refusal(namespace, self._total_bytes)
             largest = max(self._holders[namespace], key=lambda each: each.reserved_bytes)
             self.release(largest)
-            largest.give_up()
+            largest.release_all()
         return ""
 
     def release(self, holder: MemoryHolder) -> None:

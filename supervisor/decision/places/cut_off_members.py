@@ -124,7 +124,7 @@ def _explanation(view: View, pairs: _Pairs) -> int | None:
     if not pairs:
         return None
     found = set(min(pairs)).intersection(*pairs)
-    suspect = view.memory.seats.get(unreachable_members.suspect(view.memory, view.now_ns))
+    suspect = view.memory.positions.get(unreachable_members.suspect(view.memory, view.now_ns))
     return suspect if suspect in found else max(found, default=None)
 
 

@@ -49,7 +49,7 @@ def _fault(view: View, name: str) -> Fault:
     assert member is not None
     assert member.departure is not None
     nproc = view.memory.nproc
-    ranks = range(view.memory.seats[name] * nproc, (view.memory.seats[name] + 1) * nproc)
+    ranks = range(view.memory.positions[name] * nproc, (view.memory.positions[name] + 1) * nproc)
     listed = f"{'rank' if nproc == 1 else 'ranks'} {', '.join(map(str, ranks))}"
     return Fault(
         "departure",
@@ -91,7 +91,7 @@ def _is_needed(view: View, member: MemberView, replaced: tuple[str, ...]) -> boo
         return False
     if memory.phase == "running" and not memory.settled:
         return True
-    if member.name not in memory.seats:
+    if member.name not in memory.positions:
         return memory.phase == "securing"
     if replaced or unheard(view):  # swap the others first, because all members hold their states now
         return True

@@ -38,7 +38,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
     ready = [
         m
         for name, m in usable.items()
-        if name not in memory.seats
+        if name not in memory.positions
         and name not in barred
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)

@@ -62,7 +62,7 @@ def _is_replacement_in_sight(view: View, policy: Policy, chosen: Sequence[str]) 
     return any(
         m.exists and m.connected and m.departure is None and not members.is_lost(view, m, policy)
         for m in view.members
-        if m.name not in memory.seats and m.name not in memory.lost and m.name not in chosen
+        if m.name not in memory.positions and m.name not in memory.lost and m.name not in chosen
     )
 
 
@@ -106,7 +106,7 @@ def due_growth(view: View, policy: Policy) -> tuple[Fault, ...]:
     if not memory.settled or not joining.may_grow(view):
         return ()
     chosen = placement.choose_members(view, policy)
-    fresh = [name for name in chosen if name not in memory.seats]
+    fresh = [name for name in chosen if name not in memory.positions]
     if len(chosen) <= len(memory.placement) or not fresh:
         return ()
     if not resume_point.holds_state(view) or cut_off_work.find(view, ()):

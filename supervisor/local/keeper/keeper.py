@@ -136,7 +136,7 @@ class LocalKeeper:
                 if self.stop != "now":
                     self._members.want(count, discard)
             case GiveUpMember(name):
-                self._members.give_up(name)
+                self._members.end_member(name)
             case Renew(name):
                 if name in self._members.by_name:
                     self._sidecars.note_silence(self._members.by_name[name], time.monotonic())

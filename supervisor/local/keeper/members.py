@@ -53,7 +53,7 @@ class LocalMembers:
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         """Give up the members in `discard`, and maintain `count` other members from now on."""
         for name in set(discard):
-            self.give_up(name)
+            self.end_member(name)
         self.wanted = count
         self.create_missing()
 
@@ -76,7 +76,7 @@ class LocalMembers:
             self._repair.add(name)
             self._begin(name)
         except OSError:
-            self.give_up(name)
+            self.end_member(name)
             raise
 
     def _begin(self, name: str) -> None:
@@ -92,7 +92,7 @@ class LocalMembers:
                 try:
                     self._launch(member)
                 except OSError as error:
-                    self.give_up(member.name)
+                    self.end_member(member.name)
                     self._starts.try_later(NEW_MEMBER, error)
 
     def _launch(self, member: LocalMember) -> None:
@@ -118,7 +118,7 @@ class LocalMembers:
             name, start.order(), lambda: start.alone(os.environ), tuple(start.inherits.values())
         )
 
-    def give_up(self, name: str) -> None:
+    def end_member(self, name: str) -> None:
         """End all processes of a member at once and remove its memory, as a power loss would."""
         member = self.by_name.get(name)
         if member is None or member.gone:
@@ -158,7 +158,7 @@ class LocalMembers:
             return False
         if member.gone:
             return False
-        self.give_up(member.name)
+        self.end_member(member.name)
         ordered = part.process.returncode == 0  # a launcher exits with code 0 only if it was ordered to end
         if not closing and not ordered and part.has_failed:
             self._starts.launcher_failed(part)

@@ -26,7 +26,7 @@ OURS = "holdfast.dev/installed-by-tests"  # annotation: a namespace that an inte
 READY_S = 180.0  # from `apply` until both programs are ready on a busy machine with two cores
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 REQUEST_S = 60.0  # the limit of a kubectl request that does not wait
-LOOK_S = 0.3  # between two polls of the cluster; each costs the API server some milliseconds
+POLL_S = 0.3  # between two polls of the cluster; each costs the API server some milliseconds
 LOG_LINES = 40
 
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ class ClusterUnderTest:
                 return found
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {limit_s:g} s: {what}\n{self.report(namespace)}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def read(self, path: str) -> Json:
         """Return the object at a path of the API; {} if there is none. Raises AssertionError if refused."""

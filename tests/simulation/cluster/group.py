@@ -30,7 +30,7 @@ class Group:
 
     world: World
     launches: dict[int, Launch] = field(default_factory=dict)
-    seats: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, rank): member
+    owners: dict[tuple[int, int], str] = field(default_factory=dict)  # (generation, rank): member
     reached: dict[int, int] = field(default_factory=dict)  # generation: most steps that a rank committed
     finals: dict[int, Content] = field(default_factory=dict)
 
@@ -39,8 +39,8 @@ class Group:
         known = self.launches.setdefault(launch.generation, launch)
         assert known == launch or self.world.has_forgotten
         for rank in member.ranks:
-            seat = self.seats.setdefault((launch.generation, rank.number), member.name)
-            assert seat == member.name or self.world.has_forgotten
+            owner = self.owners.setdefault((launch.generation, rank.number), member.name)
+            assert owner == member.name or self.world.has_forgotten
 
     def ranks(self, generation: int) -> list[Rank]:
         here = [rank for m in self.world.members.values() if not m.gone for rank in m.ranks]
@@ -123,7 +123,7 @@ class Group:
         rank.member.store("own", rank.number, rank.generation, step)
         world_size, nproc = self.launches[rank.generation].world_size, self.world.policy.nproc
         shift = nproc % world_size or 1 % world_size
-        home = self.world.members[self.seats[rank.generation, (rank.number + shift) % world_size]]
+        home = self.world.members[self.owners[rank.generation, (rank.number + shift) % world_size]]
         if shift and not home.gone:
             home.store("kept", rank.number, rank.generation, step)
 

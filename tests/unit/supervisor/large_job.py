@@ -42,7 +42,7 @@ def name(index: int) -> str:
 def held_by(index: int, members: int, nproc: int) -> Counted:
     """Return the states of the member's own ranks, and of those of the previous member."""
     before = (index - 1) % members
-    ranks = [block * nproc + local for block in (index, before) for local in range(nproc)]
+    ranks = [position * nproc + local for position in (index, before) for local in range(nproc)]
     return Counted(HeldPrivateState(each, 1, step, True) for each in dict.fromkeys(ranks) for step in STEPS)
 
 

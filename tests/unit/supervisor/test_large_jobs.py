@@ -64,10 +64,10 @@ def test_each_member_gets_only_what_it_needs(start: tuple[int, int, JobState, in
     assert len(texts[0]) < codec.MAX_MESSAGE_BYTES / 8, "the member of rank 0 writes the checkpoints"
     for order, text in (*zip(made[:2], texts, strict=False), (made[-1], texts[-1])):
         assert codec.decode(MemberOrder, text) == order
-    for block, order in enumerate(made):
-        for rank in range(block * nproc, (block + 1) * nproc):
+    for position, order in enumerate(made):
+        for rank in range(position * nproc, (position + 1) * nproc):
             found = {each.url for each in order.sources if each.has(rank) and each.step == NEWEST}
-            assert found == {url(block), url((block + 1) % members)}
+            assert found == {url(position), url((position + 1) % members)}
         assert 1 <= sum(each.rank < 0 for each in order.sources) <= state_sources.SNAPSHOT_HOLDERS
 
 
@@ -75,7 +75,7 @@ def test_members_that_lack_the_snapshot_fetch_it_from_different_members(
     start: tuple[int, int, JobState, int],
 ) -> None:
     members, _, memory, _ = start
-    asked = [each.url for block in range(members) for each in state_sources.holders(memory, block)]
+    asked = [each.url for position in range(members) for each in state_sources.holders(memory, position)]
     assert {asked.count(url(index)) for index in (0, 1, members // 2, members - 1)} == {
         state_sources.SNAPSHOT_HOLDERS
     }

@@ -20,7 +20,7 @@ from supervisor.cli.on_cluster.demo.installation import (
     DEMO_LABEL,
     EXAMPLES,
     GONE_S,
-    LOOK_S,
+    POLL_S,
     Installation,
     find_checkout,
     other_demos,
@@ -294,7 +294,7 @@ class _Performance:
                 self._has_namespace = False
             except (ApiError, OSError) as error:
                 why = error
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         if not self._has_namespace:
             return ""
         return f"namespace {self._namespace} was not removed within {GONE_S:g} s: {why}; {self._by_hand}"

@@ -166,9 +166,9 @@ class FaultMaker:
         good = as_expected(fault, changed) and after.incidents == expected
         if after.incidents != expected:
             text += f"; there were {after.incidents - before.incidents} incidents"
-        said = str(changed)
+        outcome = str(changed)
         if incident is not None and changed.new:
             listed = self._training.pods_of(SUPERVISED)
             times = pods.replacement_times(listed, changed.new[0], float(incident["at"]))
-            said += f"; {times}" if times else ""
-        return FaultOutcome(text, said, good, incident)
+            outcome += f"; {times}" if times else ""
+        return FaultOutcome(text, outcome, good, incident)

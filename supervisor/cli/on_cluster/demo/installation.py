@@ -35,7 +35,7 @@ DEMO_LABEL = f"{GROUP}/demo"  # a label on a demo's namespace
 READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
 INJECTED_S = 30.0  # from when both are ready; the API server and the Service usually follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
-LOOK_S = 0.3
+POLL_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
 
 
@@ -159,7 +159,7 @@ class Installation:
             if time.monotonic() > deadline:
                 why = pods.waiting_for(listed) or hook.text
                 raise BadInput(f"Holdfast was not ready within {READY_S:g} s: {why}; see `holdfast doctor`")
-            self._stop.pause(LOOK_S)
+            self._stop.pause(POLL_S)
 
     def wait_for_injection(self, namespace: str) -> None:
         """Wait until a dry run shows that the webhook injects new pods. Raises `BadInput`.
@@ -175,7 +175,7 @@ class Installation:
             if time.monotonic() > deadline:
                 why = why or "the webhook does not respond"
                 raise BadInput(f"new pods are not injected: {why}; see `holdfast doctor`")
-            self._stop.pause(LOOK_S)
+            self._stop.pause(POLL_S)
 
     def remove(self, own_namespace: str) -> Removal:
         """Remove the installation if it belongs to the demo and no one else uses it.

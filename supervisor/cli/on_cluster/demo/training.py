@@ -23,7 +23,7 @@ SUPERVISED, TWIN = "gpt", "gpt-torchrun"
 FILES = {SUPERVISED: "job.yaml", TWIN: "job-plain.yaml"}  # in examples/kubernetes
 PODS_EACH = 2
 READY_S = 150.0  # the limit for the job to begin training; four pods import torch at the same time
-LOOK_S = 0.4  # between two checks of the cluster
+POLL_S = 0.4  # between two checks of the cluster
 LIBRARY_IMAGE = "holdfast:dev"  # the image in the examples
 _KINDS = {
     "Service": ResourceKind("", "v1", "services"),
@@ -208,4 +208,4 @@ class PodTraining:
                 return found
             if time.monotonic() > deadline:
                 raise NotInTime(f"timed out after {limit_s:g} s while waiting for this: {what}")
-            self._stop.pause(LOOK_S)
+            self._stop.pause(POLL_S)

@@ -146,7 +146,7 @@ def test_the_interval_is_chosen_by_the_time_of_copies_once_the_slots_are_filled(
     keeping = Script(supervised(memory, SELDOM)).run(1).state._protection
     assert keeping is not None
     snapshots = keeping.snapshots
-    snapshots._cost_s = 0.0
+    snapshots._cost = replace(snapshots._cost, seconds=0.0)
     for read, coming, cost_s, expected_s in [
         (1.0, 1.0, 1.0, 1.0),  # into the first slot
         (1.0, 0.01, 1.1, 0.011),  # into the second: the kernel reports writes
@@ -157,7 +157,7 @@ def test_the_interval_is_chosen_by_the_time_of_copies_once_the_slots_are_filled(
     ]:
         snapshots.writer.was_read, snapshots.writer.frozen.coming = read, coming
         keeping.snapshots._note(5, cost_s)
-        assert keeping.snapshots._cost_s == pytest.approx(expected_s)
+        assert keeping.snapshots._cost.seconds == pytest.approx(expected_s)
 
 
 def test_a_private_state_that_does_not_fit_does_not_stop_the_training(

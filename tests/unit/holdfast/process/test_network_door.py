@@ -118,7 +118,7 @@ async def test_connections_that_are_closed_are_forgotten(house: House) -> None:
 async def test_a_door_without_connections_wakes_up_only_when_one_comes(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "_LOOK_S", 0.001)
+    monkeypatch.setattr(network, "_POLL_S", 0.001)
     monkeypatch.setattr(house.door, "_idle_s", 0.0)
     swept = 0
     sweep, has_swept = house.door.sweep, asyncio.Event()

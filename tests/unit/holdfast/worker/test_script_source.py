@@ -64,10 +64,10 @@ def test_a_file_that_was_only_touched_has_not_changed(kept: ProgramSources) -> N
 def looked(changes: SourceChanges, now_s: float) -> tuple[str, ...]:
     """Return the changes that one look reports."""
     changes.check(now_s)
-    assert changes._looking is not None
-    changes._looking.result(10)
+    assert changes._checking is not None
+    changes._checking.result(10)
     changes.check(now_s)
-    return changes.told
+    return changes.messages
 
 
 def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSources) -> None:
@@ -77,17 +77,17 @@ def test_a_change_is_reported_once_after_two_looks_have_seen_it(kept: ProgramSou
     assert looked(changes, 10.0) == ()
     Path("train.py").write_text("VERSION = 'two'\n")
     assert looked(changes, 20.0) == (), "this version differs from the one seen before"
-    told = looked(changes, 30.0)
-    assert told == (
+    messages = looked(changes, 30.0)
+    assert messages == (
         "train.py has changed since the run began: the run continues to use the version from its start;"
         " restart it to use the new one",
     )
     Path("helper.py").unlink()
-    assert changes.check_at_once()[0] == told[0]
-    [_, helper] = changes.told
+    assert changes.check_at_once()[0] == messages[0]
+    [_, helper] = changes.messages
     assert helper.startswith("helper.py was removed since the run began: ranks that start from now on")
-    assert looked(changes, 40.0) == changes.told
-    assert len(changes.told) == 2
+    assert looked(changes, 40.0) == changes.messages
+    assert len(changes.messages) == 2
 
 
 def test_the_removal_of_a_folder_is_reported_like_that_of_its_files(

@@ -103,7 +103,7 @@ def assert_right(staged: Staged, chunks: int) -> None:
 async def test_an_order_ends_a_piece_whose_storage_hangs(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: MemberOrder
 ) -> None:
-    monkeypatch.setattr(piece_writer, "LOOK_S", 3600.0)
+    monkeypatch.setattr(piece_writer, "POLL_S", 3600.0)
     staged, files = Staged(tmp_path, here), Hanging()
     async with helper(DirectoryStorage(tmp_path, files), path=here) as peer:
         asking = asyncio.create_task(post(peer.url, staged.right))

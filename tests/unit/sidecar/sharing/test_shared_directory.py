@@ -367,7 +367,7 @@ async def test_a_peer_stops_when_nobody_waits_any_more(here: Path, tmp_path: Pat
         asking = asyncio.create_task(post(peer.url, staged.right))
         assert await asyncio.to_thread(begun.wait, 10.0)
         asking.cancel()
-        await asyncio.sleep(4 * piece_writer.LOOK_S)
+        await asyncio.sleep(4 * piece_writer.POLL_S)
         go_on.set()
         await until(lambda: not peer.pieces._active)
     content = staged.file.read_bytes()

@@ -155,7 +155,7 @@ async def test_checkpoints_are_listed_with_their_epoch(here: Path, storage: Obje
 async def test_a_restore_waits_for_storage_that_fails_for_a_while(
     here: Path, storage: ObjectStorage, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "STORAGE_LOOK_S", 0.001)
+    monkeypatch.setattr(restore, "STORAGE_POLL_S", 0.001)
     await saved(here, storage, ready(here))
     left = [2]
 

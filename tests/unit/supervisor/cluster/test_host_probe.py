@@ -174,7 +174,7 @@ class Hosts:
                 if member.address not in self.lost and speaking:
                     member.line.heard_ns = self.now_ns
                     member.line.unanswered_ns = 0
-            wait_s = self.probes.look()
+            wait_s = self.probes.probe_due()
             await asyncio.gather(*self.probes._silent.values(), *self.probes._usual.values())
             await asyncio.sleep(0)  # for the callbacks of the tasks
             self.now_ns += int(wait_s * S)
@@ -273,7 +273,7 @@ async def test_after_this_process_was_stopped_the_evidence_is_gathered_anew() ->
     hosts.lost = {"10.0.0.1"}
     await hosts.after(4.0)
     hosts.probes.forget_failures()
-    hosts.probes.look()
+    hosts.probes.probe_due()
     assert hosts.unanswered_s(1) == 0.0
     await hosts.after(2.0)
     assert 0.0 < hosts.unanswered_s(1) <= 2.0

@@ -270,7 +270,7 @@ def test_a_lost_member_whose_container_seems_to_run_eventually_has_its_pod_delet
     there = Cluster()
     lost = running(0)
     there.backend.update([lost, running(1)])
-    there.backend.give_up(lost.member)
+    there.backend.end_member(lost.member)
     for passed_s, deleted in ((0.0, 0), (RESTART_S - 0.1, 0), (0.1, 1), (1.0, 1), (RESTART_S, 2)):
         there.now_s += passed_s
         there.backend.want(2, (lost.member,))
@@ -281,16 +281,16 @@ def test_a_leaving_pod_is_ordered_to_end_its_ranks_and_others_are_not() -> None:
     there = Cluster()
     stay, leave = running(0), running(1, is_leaving=True)
     there.backend.update([stay, leave])
-    there.backend.give_up(stay.member)
-    there.backend.give_up(leave.member)
-    there.backend.give_up("unknown")
+    there.backend.end_member(stay.member)
+    there.backend.end_member(leave.member)
+    there.backend.end_member("unknown")
     assert there.dismissed == [leave.member]
 
 
 def test_an_unknown_or_missing_member_deletes_nothing() -> None:
     there = Cluster()
     there.backend.update([running(0)])
-    there.backend.give_up(running(0).member)
+    there.backend.end_member(running(0).member)
     there.now_s += 2 * RESTART_S
     there.backend.update([running(0, 1)])
     there.backend.want(2, (running(0).member, "unknown"))
@@ -341,7 +341,7 @@ def _happen(
         return
     if what == "kill":
         lost_s.setdefault(pod.member, there.now_s)
-        there.backend.give_up(pod.member)
+        there.backend.end_member(pod.member)
     elif what == "restart":
         restarts[number] += 1
         pods[number] = running(number, restarts[number], is_leaving=pod.is_leaving)
@@ -358,7 +358,7 @@ def test_a_lost_member_that_responds_again_is_a_new_member_and_its_pod_is_kept()
     cluster = Cluster()
     backend, (first, second) = cluster.backend, (running(1), running(2))
     backend.update([first, second])
-    backend.give_up(first.member)
+    backend.end_member(first.member)
     cluster.responding.add(first.member)
     backend.want(2, (first.member,))
     assert set(backend.members) == {first.member, second.member}, "the loss is still being handled"
@@ -403,7 +403,7 @@ def test_no_pod_is_evicted_while_evictions_are_blocked_nor_soon_after() -> None:
     there.backend.blocked = lambda: blocked[0]
     lost = running(0)
     there.backend.update([lost, running(1)])
-    there.backend.give_up(lost.member)
+    there.backend.end_member(lost.member)
     for _ in range(20):
         there.now_s += RESTART_S
         there.backend.want(2, (lost.member,))

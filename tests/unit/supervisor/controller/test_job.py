@@ -27,13 +27,13 @@ from supervisor.view.model import (
     Departure,
     JobState,
     MemberView,
+    MissedWork,
     OpenIncident,
     Policy,
     ResumePoint,
     RunAction,
     Start,
     StopRequest,
-    UndoneWork,
     View,
     Wait,
 )
@@ -53,7 +53,7 @@ class Backend:
     def want(self, count: int, discard: tuple[str, ...]) -> None:
         raise AssertionError
 
-    def give_up(self, member: str) -> None:
+    def end_member(self, member: str) -> None:
         raise AssertionError
 
     def renew(self, member: str) -> None:
@@ -242,7 +242,7 @@ def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(j
 
 
 def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Path) -> None:
-    before = view(generation=7, phase="ended", missed=(UndoneWork(0, 1, 20),))
+    before = view(generation=7, phase="ended", missed=(MissedWork(0, 1, 20),))
     kept = Journal(tmp_path / "journal.jsonl")
     kept.write(before, Policy(), Wait(1), before.memory, None)
     kept.close()
@@ -257,7 +257,7 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
         5,
     )
     job.journal.decisions.close()
-    assert (job.memory.phase, job.memory.missed) == ("forming", (UndoneWork(0, 1, 20),))
+    assert (job.memory.phase, job.memory.missed) == ("forming", (MissedWork(0, 1, 20),))
 
 
 def led(tmp_path: Path) -> Job:

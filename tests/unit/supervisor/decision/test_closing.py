@@ -20,6 +20,7 @@ from supervisor.view.model import (
     CutOffWork,
     Done,
     End,
+    MissedWork,
     OpenIncident,
     PastFault,
     Policy,
@@ -27,7 +28,6 @@ from supervisor.view.model import (
     Save,
     Secure,
     StorageContents,
-    UndoneWork,
     View,
     VoidStep,
     Wait,
@@ -305,7 +305,7 @@ def test_once_the_older_state_is_on_storage_the_states_containing_the_cut_step_a
     failed = replace(told, durable=CheckpointReport(9, 1, "k", 0.0, "disk full", 2))
     seen = replace(seen, members=(replace(first, report=failed), seen.members[1]))
     memory = transition.after(seen, closing.saving(seen, POLICY), POLICY)
-    assert (memory.lineage, memory.missed) == ((), (UndoneWork(0, 0, 9),))
+    assert (memory.lineage, memory.missed) == ((), (MissedWork(0, 0, 9),))
 
 
 def test_an_older_checkpoint_serves_if_no_older_snapshot_exists() -> None:
@@ -332,7 +332,7 @@ def test_without_an_older_state_the_lost_work_is_reported_now_and_by_the_next_ru
         stored=on_storage(Checkpoint(9, 1, 2, "p")),
     )
     ended = transition.after(over, closing.saving(over, POLICY), POLICY)
-    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (UndoneWork(0, 0, 9),))
+    assert (ended.exit_code, ended.lineage, ended.missed) == (130, (), (MissedWork(0, 0, 9),))
     assert closing.summary(ended) == (
         "stopped as requested, with a checkpoint of step 9; "
         "work after commit was cut short 1 time: rank 0 after step 9"
@@ -665,7 +665,7 @@ def test_only_the_end_of_a_finished_script_has_the_parts_of_its_sentence() -> No
 
 
 def test_work_that_a_stop_cut_short_is_named_even_if_the_run_finished() -> None:
-    missed, end = (UndoneWork(0, 0, 9),), End(1, "given up")
+    missed, end = (MissedWork(0, 0, 9),), End(1, "given up")
     ended = view(missed=missed, end=end, why=DONE, completion=Completion(), exit_code=3).memory
     cut_short = "work after commit was cut short 1 time: rank 0 after step 9"
     assert closing.summary(ended) == f"{DONE}; {cut_short}"

@@ -96,7 +96,7 @@ def test_words_for_the_number_of_ranks_become_the_number(asked: object, gpus: in
 def members(environment: dict[str, str], gpus: int, nproc: int, count: int) -> list[str]:
     """Return the devices that the members with the first, second, ... ranks of a group see."""
     given = {**environment, **devices.device_environment(environment, gpus)}
-    return [gpu_assignment.visible_devices(given, block * nproc, 0, nproc) for block in range(count)]
+    return [gpu_assignment.visible_devices(given, position * nproc, 0, nproc) for position in range(count)]
 
 
 def test_each_member_has_the_devices_of_its_ranks_and_no_two_share_one() -> None:

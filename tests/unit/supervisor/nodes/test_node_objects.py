@@ -60,7 +60,7 @@ def test_the_record_is_read_with_what_people_read() -> None:
     record = {"quarantine": held, "by": "holdfast", "why": "x", "at": "t", "new": 1}
     known = read(node_object(annotations={RECORD: json.dumps(record)}))
     assert known.view.quarantine == Quarantine(("k",), "replace", (), "b", 1.0)
-    assert known.told == {"by": "holdfast", "why": "x", "at": "t"}
+    assert known.last_decision == {"by": "holdfast", "why": "x", "at": "t"}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from types import MappingProxyType
 
 import pytest
 
+from holdfast.journal_fields import UNRECORDED
 from holdfast.protocol import codec
 from holdfast.protocol.member_messages import StorageListing
 from supervisor.store.recorded import recorded
-from supervisor.view.model import UNRECORDED, GroupSize, JobState, OpenIncident, View
+from supervisor.view.model import GroupSize, JobState, OpenIncident, View
 from tests.unit.supervisor.job_views import fault, launcher, member, memory, rank, report, view
 
 

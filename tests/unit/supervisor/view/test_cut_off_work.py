@@ -20,6 +20,7 @@ from supervisor.view.model import (
     End,
     Fault,
     JobState,
+    MissedWork,
     OpenIncident,
     Policy,
     ResumePoint,
@@ -27,7 +28,6 @@ from supervisor.view.model import (
     Secure,
     Settle,
     Start,
-    UndoneWork,
     View,
     VoidStep,
     Wait,
@@ -301,7 +301,7 @@ def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
     assert isinstance(action, Start), (
         "no exception was raised, so the run continues and reports it at the end"
     )
-    assert transition.after(none, action, POLICY).missed == (UndoneWork(1, 0, 20),)
+    assert transition.after(none, action, POLICY).missed == (MissedWork(1, 0, 20),)
 
 
 @pytest.mark.parametrize(
@@ -402,12 +402,12 @@ def test_work_before_a_commit_without_an_earlier_state_is_reported_at_the_end() 
     assert isinstance(action, Start)
     assert action.resume.step == 21
     after = transition.after(found, action, POLICY)
-    assert after.missed == (UndoneWork(1, 1, 20, early=True),)
+    assert after.missed == (MissedWork(1, 1, 20, early=True),)
     end = closing.finished(replace(found, memory=after), POLICY)
     assert isinstance(end, End)
     assert end.exit_code == 3
     assert "work before commit was cut short 1 time: rank 1 in step 20 (see" in end.why
-    both = (*after.missed, UndoneWork(2, 0, 40))
+    both = (*after.missed, MissedWork(2, 0, 40))
     assert cut_off_work.describe(both).startswith("work before or after commit was cut short 2 times: ")
     for step, left in ((20, ()), (21, after.missed)):
         back = replace(action, resume=replace(action.resume, step=step), cut=())
@@ -435,7 +435,7 @@ def test_without_an_earlier_state_the_run_continues_and_reports_the_loss() -> No
     [line] = action.evidence
     assert line.endswith("is not repeated, because no earlier state is left")
     after = transition.after(found, action, POLICY)
-    assert after.missed == (UndoneWork(1, 1, 20),)
+    assert after.missed == (MissedWork(1, 1, 20),)
     assert closing.finished(replace(found, memory=after), POLICY) == End(
         3,
         "all ranks have finished; work after commit was cut short 1 time: rank 1 after step 20 "
@@ -459,7 +459,7 @@ def test_a_hang_in_a_pause_without_an_earlier_state_is_reported_at_the_end() -> 
     assert isinstance(action, Start)
     assert action.resume.step == 20
     after = transition.after(seen, action, POLICY)
-    assert after.missed == (UndoneWork(1, 0, 20), UndoneWork(1, 1, 20))
+    assert after.missed == (MissedWork(1, 0, 20), MissedWork(1, 1, 20))
     ended = closing.finished(replace(seen, memory=after), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == exit_codes.CUT_SHORT
@@ -540,7 +540,7 @@ def test_a_change_without_an_earlier_state_is_reported_as_missing() -> None:
     action = decide(found, POLICY)
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, (CutOffWork(0, 20, 19),))
-    assert transition.after(found, action, POLICY).missed == (UndoneWork(1, 0, 20),)
+    assert transition.after(found, action, POLICY).missed == (MissedWork(1, 0, 20),)
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
     assert stopped.cut == (CutOffWork(0, 20, 19),)
@@ -644,7 +644,7 @@ def test_the_last_line_states_the_number_of_incidents(
 
 
 def test_work_interrupted_many_times_is_named_in_part() -> None:
-    missed = tuple(UndoneWork(number, 0, 100 * number) for number in range(1, 6))
+    missed = tuple(MissedWork(number, 0, 100 * number) for number in range(1, 6))
     ended = closing.finished(view(missed=missed), POLICY)
     assert isinstance(ended, End)
     assert ended.exit_code == 3

@@ -16,6 +16,7 @@ from supervisor.view.model import (
     End,
     Fault,
     JobState,
+    MissedWork,
     OpenIncident,
     Policy,
     Save,
@@ -23,7 +24,6 @@ from supervisor.view.model import (
     Settle,
     Start,
     StorageContents,
-    UndoneWork,
     View,
 )
 from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, progress, rank, report
@@ -167,7 +167,7 @@ def test_an_end_after_a_failed_start_leaves_the_next_run_the_newer_state_and_nam
         securing = replace(failed, phase="securing")
         failed = transition.after(seen(securing, NEW), End(1, "the storage is gone"), POLICY)
     assert failed.lineage == ()
-    assert failed.missed[-1] == UndoneWork(0, 0, NEW)
+    assert failed.missed[-1] == MissedWork(0, 0, NEW)
 
 
 def test_a_stop_after_a_failed_start_saves_the_newer_state_and_makes_nothing_void() -> None:
@@ -185,7 +185,7 @@ def test_an_immediate_stop_after_a_failed_start_makes_nothing_void_and_names_the
     stopped = looked(replace(back, stop="now"), NEW, OLD)
     ended = transition.after(stopped, decide(stopped, POLICY), POLICY)
     assert (ended.exit_code, ended.lineage) == (130, ())
-    assert ended.missed == (UndoneWork(0, 0, NEW),)
+    assert ended.missed == (MissedWork(0, 0, NEW),)
 
 
 def test_exceptions_of_start_after_start_are_each_kept_once() -> None:
@@ -252,7 +252,7 @@ def test_a_run_from_scratch_that_is_stopped_before_its_first_step_saves_nothing(
 
 
 def test_states_set_aside_by_a_run_from_scratch_are_found_unchanged_later() -> None:
-    missed = (UndoneWork(1, 0, 5),)
+    missed = (MissedWork(1, 0, 5),)
     before = memory(
         phase="forming", generation=1, lineage=(Lineage(1, 9),), saved=9, equal=(8,), missed=missed
     )
@@ -271,7 +271,7 @@ def test_a_step_that_raised_repeatedly_is_done_by_the_next_run_and_not_skipped()
     known = failed_start.pending_start(looked(memory()), NEW, None, (cut_off,), (raised,))
     failed = memory(unbegun=replace(known, failed=True))
     ended = transition.after(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)
-    assert ended.missed == (UndoneWork(0, 0, NEW, early=True),)
+    assert ended.missed == (MissedWork(0, 0, NEW, early=True),)
     again = memory(phase="forming", missed=ended.missed, generation=1)
     for step, left in ((NEW, ()), (NEW + 1, ended.missed)):
         begins = remedy.start_generation(seen(again, step), POLICY, None, ())

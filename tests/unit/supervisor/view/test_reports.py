@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.journal_fields import is_recorded
 from holdfast.protocol.launcher_messages import Ending, ProcessPhase, RankInspection
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankStall
 from supervisor.view import reports
-from supervisor.view.model import JobState, is_recorded
+from supervisor.view.model import JobState
 from tests.unit.supervisor.job_views import launcher, member, progress, rank, report, view
 
 WELL = member("m0", report("m0", launcher(rank(0)), progress=(progress(0, 7),)))

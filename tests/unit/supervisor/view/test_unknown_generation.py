@@ -21,7 +21,7 @@ def test_the_group_is_ahead_when_any_member_that_exists_runs_a_newer_generation(
     )
 
 
-def test_claimed_seats_are_those_that_members_report_and_the_rest_belong_to_silent_members() -> None:
+def test_claimed_positions_are_those_that_members_report_and_the_rest_belong_to_silent_members() -> None:
     second = member("m4", report("m4", launcher(rank(1, generation=3), generation=3)))
     assert unknown_generation.claimed_placement(view(second, NEWER, OLDER), 3) == ("m0", "m4")
     assert unknown_generation.claimed_placement(view(NEWER, OLDER, member("m5")), 3) == ("m0", "m5")

@@ -204,7 +204,7 @@ class Beside:
         kept = self._training.state._protection
         assert kept is not None
         # While a lock is held the host would wait here; with one thread it would wait forever.
-        if self._inside or not choice & 16 or self._training.state._gate._looking.locked():
+        if self._inside or not choice & 16 or self._training.state._gate._queue_lock.locked():
             return
         self._inside = True
         with suppress(Stuck):

@@ -35,7 +35,7 @@ def pods() -> list[dict[str, Any]]:
 @pytest.fixture
 def log(kubectl: Path, pods: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[StepLog]:
     kubectl.write_text(KUBECTL)
-    monkeypatch.setattr(step_log, "LOOK_S", 0.01)
+    monkeypatch.setattr(step_log, "POLL_S", 0.01)
     made = StepLog("space", "trainer", lambda: list(pods))
     yield made
     made.close()

@@ -64,11 +64,27 @@ def test_a_template_that_cannot_be_injected_is_printed_unchanged_with_exit_code_
 
 
 def test_a_manifest_without_an_opt_in_is_printed_unchanged(capsys: Printed, manifest: Path) -> None:
-    manifest.write_text("kind: ConfigMap\n")
+    text = (POD % "python, train.py").replace(', annotations: {holdfast.dev/inject: "true"}', "")
+    manifest.write_text(text)
     assert program.main(["inject-manifest", str(manifest)]) == 0
     out, err = capsys.readouterr()
-    assert out == "kind: ConfigMap\n"
+    assert out == text
     assert 'the annotation holdfast.dev/inject: "true" to the metadata of the template' in err
+
+
+@pytest.mark.parametrize("text", ["", "- 7\n", "kind: ConfigMap\n", "kind: ConfigMap\n---\nkind: Service\n"])
+def test_a_manifest_without_a_pod_template_is_refused(capsys: Printed, manifest: Path, text: str) -> None:
+    manifest.write_text(text)
+    assert refused(f"inject-manifest {manifest}", capsys) == (
+        f"{manifest}: no pod template: expected the manifest of a Pod, or of an object that contains a pod"
+        " template, such as a Job"
+    )
+
+
+def test_an_object_whose_template_is_elsewhere_is_still_named(capsys: Printed, manifest: Path) -> None:
+    manifest.write_text('kind: TrainJob\nspec: {annotations: {holdfast.dev/inject: "true"}}\n')
+    assert program.main(["inject-manifest", str(manifest)]) == 1
+    assert "TrainJob: not injected: its pod template is in another object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

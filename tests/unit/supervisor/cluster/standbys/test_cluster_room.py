@@ -14,8 +14,8 @@ from supervisor.cluster.standbys import cluster_room
 from supervisor.cluster.standbys.cluster_room import (
     AGAIN_S,
     IN_VAIN_S,
-    LOOK_S,
     MAX_WAITING,
+    POLL_S,
     SURVEY_S,
     IdleStandby,
     NoRoom,
@@ -180,7 +180,7 @@ async def reads_of_a_look(waiting: int) -> int:
         there.room._rooms["n3"] = read_s, replace(room, pods=counted)
         Counted.reads = 0
         there.room._again_s.clear()
-        await there.look(read_s + LOOK_S)
+        await there.look(read_s + POLL_S)
         assert there.room._again_s.keys() == {f"uid-w{number}" for number in range(waiting)}
         return Counted.reads
 
@@ -195,7 +195,7 @@ async def test_other_work_of_the_supervisor_goes_between_two_pods_that_wait() ->
         await there.put(*FULL, there.standby("s", "2", "n3"), *pods)
         await there.look(0.0, PATIENCE_S)
         there.room._again_s.clear()
-        look = asyncio.ensure_future(there.room.make_way(PATIENCE_S + LOOK_S))
+        look = asyncio.ensure_future(there.room.make_way(PATIENCE_S + POLL_S))
         turns = 0
         while not look.done():
             await asyncio.sleep(0)

@@ -131,7 +131,7 @@ def test_the_total_is_never_exceeded_and_no_namespace_within_its_equal_half_give
     held: dict[tuple[int, int], int] = {}
     holders: dict[tuple[int, int], MemoryHolder] = {}
 
-    def give_up(who: tuple[int, int]) -> None:
+    def release_all(who: tuple[int, int]) -> None:
         names = {name for (name, _), size in held.items() if size}
         mine = sum(size for (name, _), size in held.items() if name == who[0])
         assert mine > 400 / 2 / len(names | {now[0]})
@@ -139,7 +139,7 @@ def test_the_total_is_never_exceeded_and_no_namespace_within_its_equal_half_give
 
     for namespace, member, size in requests:
         now = who = (namespace, member)
-        holder = holders.setdefault(who, MemoryHolder(str(namespace), partial(give_up, who)))
+        holder = holders.setdefault(who, MemoryHolder(str(namespace), partial(release_all, who)))
         if not memory.reserve(holder, size):
             held[who] = size
         assert memory.reserved_bytes == sum(held.values()) <= 400

@@ -22,7 +22,7 @@ RUNNING = [
     "replace_cut_off_member",
     "act_on_stall",
     "warn_of_changed_file",
-    "give_up_without_processes",
+    "end_without_processes",
     "refuse_state_without_room",
     "settle",
     "finish",

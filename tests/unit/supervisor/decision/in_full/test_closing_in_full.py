@@ -18,6 +18,7 @@ from supervisor.view.model import (
     Done,
     End,
     MemberView,
+    MissedWork,
     PastFault,
     PendingStart,
     Policy,
@@ -25,7 +26,6 @@ from supervisor.view.model import (
     Save,
     SetAsideState,
     StorageContents,
-    UndoneWork,
     View,
     VoidStep,
     Wait,
@@ -302,7 +302,7 @@ def test_a_finished_run_waits_for_its_last_checkpoint_within_its_limits(
 
 LEFT = PastFault("crash", 1, "m1", 20, "exit 0", 90 * S, 3)
 LEFT_NOTE = "rank 1 alone left its loop at step 20 and was restarted; all ranks must leave the loop"
-MISSED = (UndoneWork(0, 1, 9), UndoneWork(4, 0, 7, early=True), UndoneWork(6, 0, 8))
+MISSED = (MissedWork(0, 1, 9), MissedWork(4, 0, 7, early=True), MissedWork(6, 0, 8))
 
 
 @pytest.mark.parametrize(

@@ -490,9 +490,9 @@ def test_a_doubted_checkpoint_is_read_in_full_before_it_is_used() -> None:
     assert verified(phase="forming") == doubted
     assert verified(phase="forming", policy=replace(POLICY, from_scratch=True)) is None
     assert verified(restore, fault("nan", 0, 6)) is None, "it is beyond the last good step"
-    undone = PendingStart(1, 5, (Lineage(0, 5),))
+    failed_start = PendingStart(1, 5, (Lineage(0, 5),))
     assert verified(restore, lineage=(Lineage(2, 5),)) is None, "it is void"
-    assert verified(restore, lineage=(Lineage(2, 5),), unbegun=undone) == doubted, (
+    assert verified(restore, lineage=(Lineage(2, 5),), unbegun=failed_start) == doubted, (
         "unless the start is undone"
     )
     read = StorageContents((replace(doubted, verified=True),))

@@ -21,6 +21,7 @@ from supervisor.view.model import (
     JobState,
     Learn,
     LearnedStall,
+    MissedWork,
     OpenIncident,
     PastFault,
     PastWarning,
@@ -36,7 +37,6 @@ from supervisor.view.model import (
     Settle,
     Start,
     StorageContents,
-    UndoneWork,
     View,
     Warn,
 )
@@ -219,7 +219,7 @@ def restarted(now: View, action: Start, **changes: Any) -> JobState:
         "history": (PastFault("crash", 1, "m1", 5, "crash somewhere", 100 * S, 1, True),),
         "skip": (3, 4),
         "settled": False,
-        "missed": (UndoneWork(0, 1, 5),),
+        "missed": (MissedWork(0, 1, 5),),
         "reached": -1,
         "unbegun": PendingStart(2, 5, cut=CUT),
         "save": 1,
@@ -252,7 +252,7 @@ def test_a_restart_during_an_incident_changes_exactly_these_fields() -> None:
     now = seen(
         *("securing",),
         incident=replace(OPENED, faults=(CRASH, raised)),
-        missed=(UndoneWork(1, 0, 5), UndoneWork(1, 1, 5, early=True), UndoneWork(1, 2, 4, early=True)),
+        missed=(MissedWork(1, 0, 5), MissedWork(1, 1, 5, early=True), MissedWork(1, 2, 4, early=True)),
         lineage=(Lineage(1, 2),),
         equal=(3, 9),
         saved=4,
@@ -276,7 +276,7 @@ def test_a_restart_during_an_incident_changes_exactly_these_fields() -> None:
     expected = restarted(
         *(now, begun()),
         incident=decided,
-        missed=(UndoneWork(1, 0, 5), UndoneWork(1, 2, 4, early=True), UndoneWork(2, 1, 5)),
+        missed=(MissedWork(1, 0, 5), MissedWork(1, 2, 4, early=True), MissedWork(2, 1, 5)),
         lineage=(Lineage(1, 2), Lineage(2, 5)),
         equal=(3, 5),
     )
@@ -503,8 +503,8 @@ def test_a_bad_number_or_repeated_work_makes_the_later_states_void_for_the_next_
 def test_work_that_a_stop_leaves_undone_is_recorded() -> None:
     def missed(code: int, back: int | None = None, cut: Any = CUT, **given: Any) -> list[tuple[int, ...]]:
         end = End(code, "stopped", cut=cut, back=back)
-        found = transition.after(seen("securing", missed=(UndoneWork(1, 9, 9),), **given), end, POLICY).missed
-        assert found[0] == UndoneWork(1, 9, 9)
+        found = transition.after(seen("securing", missed=(MissedWork(1, 9, 9),), **given), end, POLICY).missed
+        assert found[0] == MissedWork(1, 9, 9)
         return [(each.incident, each.rank, each.step, each.early) for each in found[1:]]
 
     everything = [(0, 0, 5, True), (0, 1, 5, False), (0, 2, 7, False)]
@@ -516,7 +516,7 @@ def test_work_that_a_stop_leaves_undone_is_recorded() -> None:
     failed = PendingStart(1, 5, cut=CUT[:1], failed=True)
     assert missed(1, unbegun=failed) == everything[:1]
     assert missed(130, cut=()) == []
-    scratch = PendingStart(1, 5, aside=SetAsideState(missed=(UndoneWork(1, 9, 9),)))
+    scratch = PendingStart(1, 5, aside=SetAsideState(missed=(MissedWork(1, 9, 9),)))
     assert missed(130, unbegun=scratch, settled=False) == []
 
 

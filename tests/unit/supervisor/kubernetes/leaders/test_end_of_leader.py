@@ -137,7 +137,7 @@ async def test_a_frozen_leader_has_not_ended_unless_its_pod_is_gone(
     """Its kernel still accepts connections. Only the lease says when it may be replaced."""
     monkeypatch.setattr(replicas, "ASK_S", 0.2)
     monkeypatch.setattr(replicas, "AGAIN_S", 0.01)
-    monkeypatch.setattr(replicas, "LOOK_S", 0.2)
+    monkeypatch.setattr(replicas, "MAX_OPEN_S", 0.2)
     async with place(tmp_path) as there:
         await there.start(LEADER, "a_1", 7)
         waiting = await there.follow("a_1")

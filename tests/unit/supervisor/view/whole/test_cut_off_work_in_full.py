@@ -14,12 +14,12 @@ from supervisor.view import cut_off_work, failed_start
 from supervisor.view.model import (
     CutOffWork,
     JobState,
+    MissedWork,
     OpenIncident,
     PendingStart,
     Policy,
     ResumePoint,
     SetAsideState,
-    UndoneWork,
     View,
     VoidStep,
     Wait,
@@ -253,7 +253,7 @@ def test_the_description_of_cut_off_work_names_at_most_the_first_cases() -> None
 
 
 FIRST = JobState(2, 1, generation=4, seen=6, lineage=(Lineage(1, 9),), equal=(8,), saved=7)
-MISSED = (UndoneWork(1, 0, 5),)
+MISSED = (MissedWork(1, 0, 5),)
 BEFORE = PendingStart(4, 15, bound=12, raised=(fault("exception", 0, 9),), failed=True)
 ASIDE = SetAsideState((Lineage(1, 3),), MISSED, (2,), 3)
 

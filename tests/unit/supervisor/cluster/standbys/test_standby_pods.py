@@ -1,4 +1,4 @@
-"""The keeper creates standbys where there is room, deletes them when they are in the way, and tells why."""
+"""Standbys are created where there is room, and deleted when they are in the way, with the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.pods import PodMember, pod_policy, read_pod
-from supervisor.cluster.standbys.keeper import SEEN_S, StandbyKeeper, StandbyNeeds
 from supervisor.cluster.standbys.node_fit import read_pod_needs
 from supervisor.cluster.standbys.plan import PLACE_S
+from supervisor.cluster.standbys.standby_pods import SEEN_S, StandbyNeeds, StandbyPods
 from supervisor.cluster.supervision.contents import KIND, SUPERVISIONS
 from supervisor.kubernetes.errors import ApiError
 from supervisor.view.model import JobState
@@ -38,7 +38,7 @@ class Place:
         self.asked_before = 0  # how many requests were received before a pod was withdrawn
         self.others: set[str] = set()  # names of pods that the job does not have
         self.policy = replace(pod_policy({}, 2, 1), standby=1)
-        self.keeper = StandbyKeeper(
+        self.pods = StandbyPods(
             self.room.server,
             "team",
             self.needs,
@@ -60,7 +60,7 @@ class Place:
 
     def needs(self) -> StandbyNeeds:
         members = self.members()
-        leaving = self.departures.observe(members, {}, 0.0, seats=self.memory.placement)
+        leaving = self.departures.observe(members, {}, 0.0, placed=self.memory.placement)
         return StandbyNeeds(self.memory, self.policy, members, "gpt", "s-uid", leaving)
 
     def withdraw(self, uid: str, is_going: bool) -> None:
@@ -71,7 +71,7 @@ class Place:
             self.withdrawn.discard(uid)
 
     async def round(self, now_s: float) -> None:
-        await self.keeper._round(self.needs(), now_s)
+        await self.pods._round(self.needs(), now_s)
 
     @property
     def standby(self) -> Json | None:
@@ -111,7 +111,7 @@ async def test_without_room_none_is_created_and_the_reason_is_told_if_that_lasts
                 "the job lacks a standby: no node without a member of the job has room for it",
             )
         ]
-        assert there.keeper.shown()["problem"].startswith("no node")
+        assert there.pods.shown()["problem"].startswith("no node")
         there.served.put("nodes", node("n3"))
         await there.round(12.0)
         assert there.standby is None, "the list of all pods is not read again every second"
@@ -119,7 +119,7 @@ async def test_without_room_none_is_created_and_the_reason_is_told_if_that_lasts
         assert there.standby is not None
         there.run("n3")
         await there.round(80.0)
-        assert there.keeper.shown()["problem"] == ""
+        assert there.pods.shown()["problem"] == ""
 
 
 async def test_a_refusal_of_the_api_server_is_told() -> None:
@@ -129,7 +129,7 @@ async def test_a_refusal_of_the_api_server_is_told() -> None:
         [(reason, message)] = there.events
         assert reason == "StandbyNotCreated"
         assert "said the server: Refused" in message
-        assert "said the server: Refused" in there.keeper.shown()["problem"]
+        assert "said the server: Refused" in there.pods.shown()["problem"]
 
 
 async def test_another_jobs_pod_that_has_the_standbys_name_is_told() -> None:
@@ -144,7 +144,7 @@ async def test_another_jobs_pod_that_has_the_standbys_name_is_told() -> None:
         await there.round(2 * SEEN_S)
         why = "pod gpt-standby-1, which does not belong to this job's Supervision, has the standby's name"
         assert there.events == [("StandbyNotCreated", f"the job lacks a standby: {why}")]
-        assert there.keeper.shown()["problem"] == why
+        assert there.pods.shown()["problem"] == why
 
 
 async def test_a_standby_that_an_earlier_request_has_created_is_none_of_anothers() -> None:
@@ -154,7 +154,7 @@ async def test_a_standby_that_an_earlier_request_has_created_is_none_of_anothers
         await there.round(2 * SEEN_S)
         await there.round(4 * SEEN_S)
         assert [reason for reason, _ in there.events] == ["StandbyCreated"]
-        assert there.keeper.shown()["problem"] == ""
+        assert there.pods.shown()["problem"] == ""
 
 
 async def test_a_standby_that_is_not_scheduled_is_deleted_and_the_scheduler_quoted() -> None:
@@ -186,7 +186,7 @@ async def test_an_idle_standby_yields_and_none_is_created_for_a_while() -> None:
         await there.round(0.0)
         uid = there.run("n3")
         await there.round(SEEN_S + 1)
-        [idle] = there.keeper.idle()
+        [idle] = there.pods.idle()
         assert (idle.uid, idle.node) == (uid, "n3")
         assert await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
         assert there.standby is None
@@ -194,7 +194,7 @@ async def test_an_idle_standby_yields_and_none_is_created_for_a_while() -> None:
             "StandbyYielded",
             "standby gpt-standby-1 on node n3 yields to pod team/w, which lacks cpu",
         )
-        assert "yielded to pod team/w" in there.keeper.shown()["problem"]
+        assert "yielded to pod team/w" in there.pods.shown()["problem"]
         assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "it is gone already"
 
 
@@ -203,7 +203,7 @@ async def test_a_standby_with_ranks_or_of_a_group_that_recovers_does_not_yield()
         await there.round(0.0)
         there.run("n3")
         await there.round(SEEN_S + 1)
-        [idle] = there.keeper.idle()
+        [idle] = there.pods.idle()
         calm = there.memory
         active = next(each.member for each in there.members() if each.is_standby)
         for memory in (
@@ -213,7 +213,7 @@ async def test_a_standby_with_ranks_or_of_a_group_that_recovers_does_not_yield()
             replace(calm, placement=(calm.placement[0], active)),
         ):
             there.memory = memory
-            assert there.keeper.idle() == []
+            assert there.pods.idle() == []
             assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
         there.memory, there.leads_s = calm, 0.0
         assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "another supervisor may lead"
@@ -225,15 +225,15 @@ async def test_a_standby_does_not_yield_while_a_member_with_ranks_is_about_to_en
         await there.round(0.0)
         there.run("n3")
         await there.round(SEEN_S + 1)
-        [idle] = there.keeper.idle()
+        [idle] = there.pods.idle()
         drained = there.served.objects["pods", "team", "gpt-1"]
         condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
         there.served.put("pods", {**drained, "status": {**drained["status"], "conditions": [condition]}})
-        assert there.keeper.idle() == []
+        assert there.pods.idle() == []
         assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
         assert there.standby is not None
         there.memory = replace(there.memory, placement=there.memory.placement[1:])
-        assert len(there.keeper.idle()) == 1, "a member without ranks needs no standby"
+        assert len(there.pods.idle()) == 1, "a member without ranks needs no standby"
 
 
 async def test_a_standby_gets_no_ranks_from_before_its_deletion_is_requested() -> None:
@@ -241,7 +241,7 @@ async def test_a_standby_gets_no_ranks_from_before_its_deletion_is_requested() -
         await there.round(0.0)
         uid = there.run("n3")
         await there.round(SEEN_S + 1)
-        [idle] = there.keeper.idle()
+        [idle] = there.pods.idle()
         leaving = idle.give_way(read_pod_needs(pod("w", "3")), "cpu")
         deletion = asyncio.ensure_future(leaving)
         await asyncio.sleep(0)
@@ -256,7 +256,7 @@ async def test_a_standby_whose_deletion_is_refused_may_get_ranks_again() -> None
         await there.round(0.0)
         there.run("n3")
         await there.round(SEEN_S + 1)
-        [idle] = there.keeper.idle()
+        [idle] = there.pods.idle()
         asked = len(there.served.requests)
         there.served.faults.append(403)
         with pytest.raises(ApiError):
@@ -287,7 +287,7 @@ async def test_a_standby_that_gets_ranks_while_its_deletion_is_prepared_stays() 
         planned = there.needs()
         active = next(each.member for each in there.members() if each.is_standby)
         there.memory = replace(there.memory, placement=(there.memory.placement[0], active))
-        await there.keeper._round(planned, SEEN_S)
+        await there.pods._round(planned, SEEN_S)
         assert there.standby is not None
 
 
@@ -297,10 +297,10 @@ async def test_what_standbys_reserve_is_shown_and_outlives_the_leader() -> None:
         there.run("n3")
         await there.round(20.0)
         await there.round(1800.0)
-        shown = there.keeper.shown()
+        shown = there.pods.shown()
         assert shown["pods"] == [{"name": "gpt-standby-1", "node": "n3", "state": "idle"}]
         assert (shown["wanted"], shown["gpus"], shown["cores"]) == (1, 0, "2")
         assert (shown["gpuHours"], shown["coreHours"]) == ("0", "1")
         later = Place(there.served, there.found)
-        later.keeper.restore(shown)
-        assert later.keeper.shown()["coreHours"] == "1"
+        later.pods.restore(shown)
+        assert later.pods.shown()["coreHours"] == "1"

@@ -58,8 +58,8 @@ class StandbyNeeds:
     departures: Collection[str] = ()  # the members that are about to end
 
 
-class StandbyKeeper:
-    """Keeps the standbys of one job."""
+class StandbyPods:
+    """Keeps the requested number of standbys for one job."""
 
     def __init__(
         self,
@@ -237,14 +237,15 @@ class StandbyKeeper:
 
     async def _carry_out(self, found: StandbyPlan, needs: StandbyNeeds, now_s: float) -> None:
         for pod, why in found.delete:
-            said = self._room.why_unscheduled(self._namespace, pod.name)  # unknown after the pod is gone
+            # the reason is unknown after the pod is gone
+            unscheduled = self._room.why_unscheduled(self._namespace, pod.name)
             if self._has_new_ranks(pod, needs) or not await self._delete(pod, now_s):
                 continue
             log.info("standby deleted", extra={"pod": pod.name, "why": why})
             if why == NOT_PLACED:
                 limits = self._limits.pop(pod.name, ())
                 self._avoided |= dict.fromkeys(limits, now_s + AVOID_S)
-                self._failed(f"pod {pod.name}: {why}{': ' if said else ''}{said}", now_s)
+                self._failed(f"pod {pod.name}: {why}{': ' if unscheduled else ''}{unscheduled}", now_s)
         for number in found.create if now_s >= self._resume_s else ():
             if not await self._create(number, needs, now_s):
                 return
