@@ -25,11 +25,11 @@ PARTS := $(wildcard holdfast supervisor sidecar nodeagent trainer)
 KERNEL := tests/unit/nodeagent/kernel
 UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
-# The other tests also run in two processes that take about the same time. They mostly wait, so one process would leave
-# a core idle.
-BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/loops
-OTHER_RUNS := tests/crash tests/simulation tests/healthy \
-    $(filter-out $(BROKEN_RUNS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
+# The other tests run in three processes that take about the same time. They mostly wait, so two processes would leave
+# half a core idle.
+BROKEN_RUNS := tests/local/recovery tests/local/detection tests/crash tests/healthy
+LOOPS := tests/local/loops tests/simulation
+OTHER_RUNS := $(filter-out $(BROKEN_RUNS) $(LOOPS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
 # The cluster tests of the Kubernetes API mostly wait, and do not need Holdfast to be installed.
 CLUSTER_API := tests/cluster/api
 CLUSTER_NODES := tests/cluster/nodes
@@ -102,14 +102,17 @@ $(STAMP): $(MADE) pyproject.toml hatch_build.py
 .PHONY: again
 again:
 
-# Runs pytest on $(1) and, concurrently, on $(2), with the options $(3). Prints the output of the second run last.
-define two_at_once
-log=$$(mktemp); \
-($(BIN)/python -m pytest $(2) $(3) $(PYTEST_ARGS) $(NONE_CHOSEN)) >"$$log" 2>&1 & other=$$!; \
-trap 'kill $$other; rm -f "$$log"; exit 130' INT TERM; \
-status=0; ($(BIN)/python -m pytest $(1) $(3) $(PYTEST_ARGS) $(NONE_CHOSEN)) || status=$$?; \
-wait $$other || status=$$?; \
-cat "$$log"; rm -f "$$log"; exit $$status
+# Runs pytest on each of $(1), $(2) and $(3) (which may be empty) concurrently, with the options $(4). Prints the
+# output of the first while it runs, and then that of the others.
+define at_once
+logs=$$(mktemp -d); others=(); \
+trap 'kill "$${others[@]}"; rm -rf "$$logs"; exit 130' INT TERM; \
+run() { $(BIN)/python -m pytest "$$@" $(4) $(PYTEST_ARGS) $(NONE_CHOSEN); }; \
+run $(2) >"$$logs/2" 2>&1 & others+=($$!); \
+$(if $(strip $(3)),run $(3) >"$$logs/3" 2>&1 & others+=($$!);) \
+status=0; run $(1) || status=$$?; \
+for other in "$${others[@]}"; do wait "$$other" || status=$$?; done; \
+cat "$$logs"/*; rm -rf "$$logs"; exit $$status
 endef
 
 # pytest caches rewritten tests only if Python writes bytecode; rewriting them on each run takes seconds.
@@ -118,9 +121,9 @@ setup test unit check cluster: export PYTHONDONTWRITEBYTECODE :=
 .PHONY: test
 test: setup ## run all tests; cluster tests only if KUBECONFIG names a cluster (PYTEST_ARGS="-k hang -x")
 	@$(say) "unit tests and torch tests, in two processes"
-	@$(call two_at_once,$(UNIT) tests/torch tests/docs tests/gpu,$(OTHER_UNIT),--hypothesis-profile=thorough)
-	@$(say) "crashes of writers, simulated runs, local tests, in two processes"
-	@$(call two_at_once,$(BROKEN_RUNS),$(OTHER_RUNS),--hypothesis-profile=thorough)
+	@$(call at_once,$(UNIT) tests/torch tests/docs tests/gpu,$(OTHER_UNIT),,--hypothesis-profile=thorough)
+	@$(say) "crashes of writers, simulated runs, local tests, in three processes"
+	@$(call at_once,$(BROKEN_RUNS),$(LOOPS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "skipped: tests/cluster, because KUBECONFIG does not name a cluster"; \
 	elif ! kubectl get --raw=/readyz --request-timeout=10s >/dev/null 2>&1; then \
 	    $(say) "skipped: tests/cluster, because the cluster in $$KUBECONFIG does not respond"; \
@@ -141,7 +144,7 @@ extras: setup ## run the unmodified training loops of transformers and Lightning
 .PHONY: unit
 unit: setup ## run the unit tests, in two processes
 	@$(say) "unit tests"
-	@$(call two_at_once,$(UNIT),$(OTHER_UNIT))
+	@$(call at_once,$(UNIT),$(OTHER_UNIT))
 
 .PHONY: lint
 lint: setup ## check format, style, types, layers and alert rules
@@ -210,7 +213,7 @@ images: ## build the images holdfast:dev and holdfast-trainer:dev (IMAGE_BUILD="
 .PHONY: cluster
 cluster: setup ## run the tests that need a Kubernetes cluster: KUBECONFIG, HOLDFAST_IMAGE_BUILD
 	@$(say) "tests on the cluster of $${KUBECONFIG:-(KUBECONFIG is not set)}, in two processes"
-	@$(call two_at_once,tests/cluster --ignore=$(CLUSTER_API) --ignore=$(CLUSTER_NODES),$(CLUSTER_API),-rs)
+	@$(call at_once,tests/cluster --ignore=$(CLUSTER_API) --ignore=$(CLUSTER_NODES),$(CLUSTER_API),,-rs)
 
 .PHONY: cluster-nodes
 cluster-nodes: setup ## run the cluster tests that kill, cut off and drain nodes; too long for CI: HOLDFAST_NODE_KILL, ...
