@@ -262,6 +262,7 @@ class MemberServer:
             if line is not None and line.owner is socket:
                 line.connected, line.transport = False, None
                 self._changed()
+        await _close(socket)
         return socket
 
     def _metered(
@@ -423,6 +424,18 @@ class MemberServer:
                     await socket.send_str(text)
                 except ConnectionError:
                     return
+
+
+async def _close(socket: web.WebSocketResponse) -> None:
+    """Close a connection, and free what it has received even if the other end is gone.
+
+    The error that a socket keeps refers to the socket. Both, and megabytes of unread messages, would wait for
+    the garbage collector.
+    """
+    await socket.close()
+    error = socket.exception()
+    if error is not None:
+        error.__traceback__ = None
 
 
 async def _ping(socket: web.WebSocketResponse) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -227,6 +229,29 @@ async def test_what_arrives_on_a_connection_that_is_being_ended_takes_no_place()
         connection.data_received(b" " * (SMALL_BYTES + 1))
         assert not state.limits.incoming._held
         writer.close()
+
+
+async def test_an_ended_connection_leaves_no_messages_to_the_garbage_collector() -> None:
+    """A pod could otherwise leave megabytes of unread messages behind with each of its connections."""
+    was_enabled, count, size = gc.isenabled(), 8, 1_000_000
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        async with served() as state:
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(count):
+                writer = await begin(state, f"n/m{number}", size)
+                writer.write(b"x" * size)  # refused, because it is not JSON
+                writer.write(struct.pack("!BBQ4s", 0x81, 0x80 | 127, size, b"\0" * 4) + b"x" * size)
+                await writer.drain()
+                writer.transport.abort()
+                await until(lambda: all(each.transport is None for each in state.connections))
+            await until(lambda: tracemalloc.get_traced_memory()[0] - before < size * count / 4)
+    finally:
+        tracemalloc.stop()
+        if was_enabled:
+            gc.enable()
 
 
 # -- silent connections
