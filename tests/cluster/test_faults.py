@@ -215,11 +215,16 @@ def test_a_rank_is_replaced_by_the_next_supervisor(job: TrainingJob) -> None:
 
 
 def test_no_step_was_skipped_and_each_incident_repeated_at_most_one(job: TrainingJob) -> None:
-    """Rank 0 prints each step, so a step that was lost and repeated is printed twice."""
-    steps = job.steps(OTHER)
-    assert set(steps) == set(range(max(steps) + 1))
+    """Rank 0 prints each step, so a step that was lost and repeated is printed twice.
+
+    It prints a step after its commit. A restart between the two keeps the step and loses the line, once for
+    each incident at most.
+    """
+    steps, incidents = job.steps(OTHER), job.observe().incidents
+    unprinted = set(range(max(steps) + 1)) - set(steps)
+    assert len(unprinted) <= incidents, sorted(unprinted)
     again = sum(Counter(steps).values()) - len(set(steps))
-    assert again <= job.observe().incidents
+    assert again <= incidents
     assert OTHER not in {each.partition("/")[0] for each in restarts(job.pods())}
 
 
