@@ -9,6 +9,10 @@ them is replaced. If the other one and the standby do not reach each other eithe
 whatever the number of earlier replacements. The pod of the replaced member is evicted when the
 group trains again. A report that the other member does not confirm moves no ranks; after a while, the user is
 warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
+
+Some ranks fail at once if they cannot connect. Restarts in place would then soon end the run, before any
+sidecar has probed its neighbours. So if ranks lose their peers a second time without a step in between, the
+group is not restarted before the sidecars have had time to report (`held_until_ns`).
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
+from supervisor.decision.places import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
-from supervisor.view import members, reports
+from supervisor.view import faults, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
 
 # How long both members of a pair must have missed each other. By then, all others that are concerned have
@@ -28,6 +33,10 @@ CONFIRM_S = 6.0
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
+# How long a group whose ranks have lost their peers again waits for reports, counted from its start: sidecars
+# begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
+EVIDENCE_S = 20.0
+HELD_S = 600.0  # the same, while members report that they do not reach each other, but no standby is ready
 WARNED = "peers of "  # how the places of warnings begin
 MOST_WARNINGS = 4  # in a run
 
@@ -39,6 +48,35 @@ def due(view: View, policy: Policy) -> Fault | None:
     if position is None or not members.ready_standbys(view) or not _may_replace(view, position):
         return None
     return _fault(view, position, pairs)
+
+
+def held_until_ns(view: View, policy: Policy) -> int:
+    """Return until when a group whose ranks have failed is not restarted; 0 if it is restarted at once.
+
+    It waits if its ranks have only lost their peers, for the second time without a step in between, or while
+    members report that they do not reach each other.
+    """
+    memory = view.memory
+    if memory.settled or memory.stop or not has_lost_peers(view, policy) or joining.on_trial(view, policy):
+        return 0
+    there = [view.member(name) for name in memory.placement]
+    if not all(each is not None and _is_up_to_date(view, each) for each in there):
+        return 0
+    last, step = memory.history[-1:], faults.root_cause(faults.find_faults(view, policy)).step
+    is_repeated = bool(last) and last[0].kind == "victim" and step <= last[0].step
+    if not is_repeated and not any(each.report.unreached for each in there if each and each.report):
+        return 0
+    pairs, _ = _pairs(view, policy)
+    until_ns = memory.since_ns + int((HELD_S if pairs else EVIDENCE_S) * SECOND_NS)
+    return until_ns if view.now_ns < until_ns else 0
+
+
+def has_lost_peers(view: View, policy: Policy) -> bool:
+    """True if ranks of a group on a cluster have failed, and only because they have lost their peers."""
+    if not policy.members_created_externally:
+        return False
+    found = faults.find_faults(view, policy)
+    return bool(found) and all(each.kind == "victim" for each in found)
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
@@ -92,7 +130,7 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
         return _NONE
-    confirm_s = CONFIRM_S if memory.settled else FIRST_STEP_S
+    confirm_s = CONFIRM_S if memory.settled or has_lost_peers(view, policy) else FIRST_STEP_S
     positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
     missed: dict[tuple[int, int], float] = {}
     for position, each in enumerate(there):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import orders, transition, unreachable_members
 from supervisor.decision.decide import decide
@@ -23,6 +24,7 @@ from supervisor.view.model import (
     Secure,
     Start,
     View,
+    Wait,
     Warn,
 )
 from tests.unit.supervisor.job_views import LAUNCH, S, launcher, member, progress, rank, report, view
@@ -331,3 +333,88 @@ def test_only_after_such_a_swap_members_must_reach_neighbours_that_they_have_nev
     for other in (after_swap(launch=LAUNCH, settled=True), after_swap(launch=LAUNCH, history=())):
         assert not must_reach(other, "m0")
         assert not must_reach(other, "m9")
+
+
+# -- ranks that fail because they cannot connect
+
+VICTIM = PastFault("victim", 0, "m0", 9, "distributed 1", 990 * S, 1)
+EVIDENCE_S = cut_off_members.EVIDENCE_S
+
+
+def without_peers(seen: View, kind: str = "distributed", **given: Any) -> View:
+    """Return `seen` with a rank of m0 that has failed, in a group that has not completed a step again."""
+    first = seen.members[0]
+    assert first.report is not None
+    ending = Ending(int(NOW_S * S), 1, None, False, kind, 0, "Connection closed by peer")
+    state = launcher(rank(0, ending))
+    failed = replace(first, report=replace(first.report, launcher=state))
+    given = {"settled": False, "history": (VICTIM,), "since_ns": int((NOW_S - 1) * S), **given}
+    return replace(seen, memory=replace(seen.memory, **given), members=(failed, *seen.members[1:]))
+
+
+ALL_REACHED = group(here(0), here(1), here(2), here(3), standby())
+
+
+def test_ranks_that_lose_their_peers_again_are_restarted_only_after_the_sidecars_could_report() -> None:
+    seen = without_peers(ALL_REACHED)
+    action = decide(seen, POLICY)
+    assert isinstance(action, Wait)
+    assert action.until_ns <= seen.memory.since_ns + int(EVIDENCE_S * S)
+    later = replace(seen, now_ns=seen.memory.since_ns + int(EVIDENCE_S * S))
+    action = decide(later, POLICY)
+    assert isinstance(action, Secure)
+    assert [each.kind for each in action.faults] == ["victim"]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        without_peers(ALL_REACHED, "exception"),
+        without_peers(ALL_REACHED, history=()),
+        without_peers(ALL_REACHED, history=(replace(VICTIM, step=8),)),
+        without_peers(ALL_REACHED, history=(replace(VICTIM, kind="crash"),)),
+        without_peers(ALL_REACHED, settled=True),
+        without_peers(ALL_REACHED, stop="graceful"),
+        without_peers(replace(ALL_REACHED, members=(*ALL_REACHED.members[:3], here(3, silent_s=2.0)))),
+    ],
+    ids=[
+        "an exception of the script",
+        "the first time",
+        "the group has completed steps in between",
+        "after another fault",
+        "the generation has completed a step",
+        "the user stops the run",
+        "a member may be lost",
+    ],
+)
+def test_otherwise_they_are_restarted_at_once(seen: View) -> None:
+    assert isinstance(decide(seen, POLICY), Secure)
+    assert not cut_off_members.held_until_ns(seen, POLICY)
+
+
+def test_on_one_machine_they_are_restarted_at_once() -> None:
+    assert isinstance(decide(without_peers(ALL_REACHED), replace(POLICY, members=4, standby=0)), Wait)
+    local = replace(POLICY, members_created_externally=False)
+    assert isinstance(decide(without_peers(ALL_REACHED), local), Secure)
+
+
+def test_a_member_that_is_cut_off_is_replaced_as_soon_as_ranks_have_failed() -> None:
+    """Ranks that have failed neither load nor compile."""
+    for seen in (group(*CUT_OFF, standby()), group(*CUT_OFF, standby(), history=())):
+        action = decide(without_peers(seen), POLICY)
+        assert isinstance(action, Secure)
+        assert [each.member for each in action.faults] == ["m2"]
+    late = without_peers(group(*CUT_OFF, standby()), since_ns=0, history=())
+    assert [each.member for each in getattr(decide(late, POLICY), "faults", ())] == ["m2"]
+
+
+def test_without_a_standby_the_group_is_not_restarted_while_a_member_is_cut_off() -> None:
+    seen = without_peers(group(*CUT_OFF))
+    action = decide(seen, POLICY)
+    assert isinstance(action, Warn)
+    assert action.why.endswith("no standby is ready")
+    since_ns = seen.memory.since_ns
+    known = replace(seen.memory, warned=(PastWarning(action.place, action.why),))
+    for after_s, is_held in ((EVIDENCE_S + 1, True), (cut_off_members.HELD_S, False)):
+        later = replace(seen, memory=known, now_ns=since_ns + int(after_s * S))
+        assert isinstance(decide(later, POLICY), Wait if is_held else Secure)

@@ -1,0 +1,144 @@
+"""Members do not reach each other, in simulated time: a standby replaces the one that is cut off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.protocol.launcher_messages import Ending
+from supervisor.decision.unreachable_members import SIGNATURE
+from supervisor.view.model import End, Policy, Secure
+from tests.simulation.cluster.links import Links
+from tests.simulation.cluster.scripts import actions
+from tests.simulation.cluster.world import BEGIN_NS, World
+
+POLICY = Policy(members=4, standby=2, member_timeout_s=30.0, members_created_externally=True)
+STEPS = 1000
+CUT_MS = 10_000
+
+
+def job(*cut: str, policy: Policy = POLICY, fails_ms: int = 0, **given: object) -> World:
+    """Return a job in which the members `cut` lose their links after 10 s."""
+    made = World(policy, STEPS, peers_hang=True, links=Links(fails_ms), **given)  # type: ignore[arg-type]
+
+    def cut_off(world: World) -> None:
+        assert world.links is not None
+        world.links.cut(*cut)
+
+    return made.at(CUT_MS, cut_off) if cut else made
+
+
+def seconds(world: World, action: object) -> float:
+    """Return when the action was decided, in seconds after the cut."""
+    at_ns = next(view.now_ns for view, each, _ in world.journal if each is action)
+    return (at_ns - BEGIN_NS) / 1e9 - CUT_MS / 1000
+
+
+def cut_off(world: World) -> list[tuple[str, float]]:
+    """Return the members that were found to be cut off, and when, in seconds after the cut."""
+    return [
+        (fault.member, round(seconds(world, action), 1))
+        for action in actions(world, Secure)
+        for fault in action.faults
+        if fault.signature == SIGNATURE
+    ]
+
+
+def test_a_standby_replaces_a_member_that_is_cut_off() -> None:
+    world = job("m2").run()
+    ((name, after_s),) = cut_off(world)
+    assert name == "m2"
+    assert after_s < 12.0
+    assert [each.placement for each in world.starts[1:]] == [("m0", "m1", "m4", "m3")]
+    assert world.final.step == STEPS
+
+
+# -- ranks that fail at once instead of waiting
+
+
+def crash(world: World) -> None:
+    rank = world.group.ranks(world.memory.generation)[3]
+    world.group.end(rank, Ending(world.now_ns, None, 11))
+
+
+@pytest.mark.parametrize("fails_ms", [300, 2000, 8000])
+@pytest.mark.parametrize("links", [("m2",), ("m1", "m2")])
+def test_ranks_that_fail_at_once_when_they_cannot_connect_do_not_end_the_run(
+    links: tuple[str, ...], fails_ms: int
+) -> None:
+    world = job(*links, fails_ms=fails_ms).run(200)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m2"
+    assert after_s < 35.0
+    assert [each.remedy for each in world.starts[1:]] == ["restart", "swap"]
+    assert world.final.step == STEPS
+
+
+def test_nor_do_they_after_a_crash() -> None:
+    world = job("m1", "m2", fails_ms=300).at(CUT_MS + 100, crash).run(200)
+    ((name, _),) = cut_off(world)
+    assert name == "m2"
+    assert world.final.step == STEPS
+
+
+def unready(world: World, name: str = "m4") -> None:
+    world.members[name].parked.clear()
+    world.members[name].filling = True
+    world.network.tell(world.members[name])
+
+
+def ready(world: World, name: str = "m4") -> None:
+    world.members[name]._fill()
+
+
+def test_a_standby_that_comes_later_is_waited_for() -> None:
+    """Meanwhile, restarts in place would not help."""
+    world = job("m2", policy=replace(POLICY, standby=1), fails_ms=300)
+    world.at(CUT_MS - 1000, unready).at(CUT_MS + 100_000, ready).run(400)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m2"
+    assert 100.0 <= after_s < 101.0
+    assert [each.remedy for each in world.starts[1:]] == ["restart", "swap"]
+    assert world.final.step == STEPS
+
+
+def test_if_the_network_works_again_the_group_starts_again_in_place() -> None:
+    def mend(world: World) -> None:
+        assert world.links is not None
+        world.links.down.clear()
+
+    world = job("m2", policy=replace(POLICY, standby=0), fails_ms=300).at(CUT_MS + 100_000, mend).run(400)
+    assert not cut_off(world)
+    assert [each.remedy for each in world.starts[1:]] == ["restart", "restart"]
+    assert seconds(world, world.starts[-1]) < 105.0
+    assert world.final.step == STEPS
+
+
+def test_without_evidence_the_run_ends_as_before_after_some_tens_of_seconds() -> None:
+    world = job("m2", fails_ms=300)
+    assert world.links is not None
+    world.links.only_ranks = True
+    world.run(200)
+    (end,) = actions(world, End)
+    assert end.exit_code == 1
+    assert "the same failure 5 times at step 225; this is a bug, not a fault" in end.why
+    assert 20.0 < seconds(world, end) < 90.0
+
+
+@pytest.mark.parametrize("kind", ["raise", "crash"])
+def test_a_bug_in_the_script_ends_the_run_as_quickly_as_before(kind: str) -> None:
+    world = World(POLICY, STEPS, peers_hang=True, links=Links(), cues={(1, 225): (kind, 9)}).run()
+    (end,) = actions(world, End)
+    assert "this is a bug" in end.why
+    assert seconds(world, end) < 5.0
+
+
+def test_a_stop_does_not_wait_for_evidence() -> None:
+    def stop(world: World) -> None:
+        world.stop = "graceful"
+        world.look()
+
+    world = job("m2", fails_ms=300).at(CUT_MS + 3000, stop).run()
+    (end,) = actions(world, End)
+    assert seconds(world, end) < 6.0
