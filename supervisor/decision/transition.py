@@ -146,7 +146,9 @@ def _learn(view: View, action: Learn, _: Policy) -> JobState:
 
 def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
     resizable = bool(policy.min_members) and resizing.can_resize(view)
-    return replace(view.memory, settled=True, incident=None, unbegun=None, resizable=resizable, joined=())
+    return replace(
+        view.memory, settled=True, incident=None, unbegun=None, resizable=resizable, joined=(), untried=()
+    )
 
 
 def _save(view: View, action: Save, _: Policy) -> JobState:
@@ -306,6 +308,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         sizes=resizing.sizes_after(view, policy, generation),
         joined=_joined(view, action, policy) if policy.min_members else (),
         dropped=joining.dropped_after(view, policy, action.placement),
+        untried=_untried(memory, action.placement) if policy.members_created_externally else (),
         since_ns=view.now_ns,
         started_ns=view.now_ns,
         generation=generation,
@@ -373,6 +376,14 @@ def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launc
 def _joined(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
     kept = placement.kept_positions(view, policy)
     return joining.joined_after(view.memory, action.placement, kept)
+
+
+def _untried(memory: JobState, placement: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `JobState.untried` after the start of a group with this placement."""
+    if not memory.placement:
+        return ()
+    known = memory.seats.keys() - set(memory.untried)
+    return tuple(name for name in placement if name not in known)
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:

@@ -298,6 +298,9 @@ class JobState:
     joined: tuple[str, ...] = field(default=(), metadata=added())
     # members that failed when they joined and have not joined again since
     dropped: tuple[str, ...] = field(default=(), metadata=added())
+    # On a cluster: the members that got ranks after the first start, until the group completes a step. No
+    # peer may ever have reached them.
+    untried: tuple[str, ...] = field(default=(), metadata=added())
 
     @property
     def full_members(self) -> int:

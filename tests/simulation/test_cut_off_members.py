@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,16 @@ def job(*cut: str, policy: Policy = POLICY, fails_ms: int = 0, **given: object) 
     return made.at(CUT_MS, cut_off) if cut else made
 
 
+def unready(world: World, name: str = "m4") -> None:
+    world.members[name].parked.clear()
+    world.members[name].filling = True
+    world.network.tell(world.members[name])
+
+
+def ready(world: World, name: str = "m4") -> None:
+    world.members[name]._fill()
+
+
 def seconds(world: World, action: object) -> float:
     """Return when the action was decided, in seconds after the cut."""
     at_ns = next(view.now_ns for view, each, _ in world.journal if each is action)
@@ -51,6 +62,70 @@ def test_a_standby_replaces_a_member_that_is_cut_off() -> None:
     assert name == "m2"
     assert after_s < 12.0
     assert [each.placement for each in world.starts[1:]] == [("m0", "m1", "m4", "m3")]
+    assert world.final.step == STEPS
+
+
+# -- standbys that are cut off, too
+
+
+def links_of(*names: str) -> Callable[[World], None]:
+    def cut(world: World) -> None:
+        for name in names:
+            assert world.links is not None
+            world.links.cut(name)
+
+    return cut
+
+
+def test_a_standby_that_is_cut_off_like_its_predecessor_is_replaced_by_a_healthy_one() -> None:
+    world = job().at(CUT_MS, links_of("m2", "m4")).run(200)
+    assert [name for name, _ in cut_off(world)] == ["m2", "m4"]
+    assert cut_off(world)[1][1] < 50.0
+    assert [each.placement[2] for each in world.starts] == ["m2", "m4", "m5"]
+    assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize("lost", ["m0", "m1"])
+@pytest.mark.parametrize("members", [2, 4])
+def test_so_is_a_standby_that_has_replaced_a_lost_member(lost: str, members: int) -> None:
+    lost = min(lost, f"m{members - 1}")
+    bad = f"m{members}"
+    policy = replace(POLICY, members=members)
+    world = job(policy=policy).at(CUT_MS - 1000, links_of(bad))
+    world.at(CUT_MS, lambda world: world.remove(lost)).run(200)
+    assert [name for name, _ in cut_off(world)] == [bad]
+    assert cut_off(world)[0][1] < 40.0
+    assert f"m{members + 1}" in world.starts[-1].placement
+    assert world.final.step == STEPS
+
+
+def test_a_group_grows_without_a_member_that_is_cut_off() -> None:
+    policy = replace(POLICY, min_members=3)
+    world = job(policy=policy, resizes=True)
+    world.at(3000, lambda world: unready(world, "m4")).at(3000, lambda world: unready(world, "m5"))
+    world.at(4000, links_of("m4")).at(4000, lambda world: setattr(world, "boot_ms", 600_000))
+    world.at(CUT_MS, lambda world: world.remove("m3"))
+    world.at(CUT_MS + 15_000, lambda world: ready(world, "m4"))
+    world.at(CUT_MS + 15_000, lambda world: ready(world, "m5"))
+    world.steps = 3000
+    world.run(400)
+    assert [name for name, _ in cut_off(world)] == ["m4"]
+    assert world.starts[-1].placement == ("m0", "m1", "m2", "m5")
+    assert world.final.step == 3000
+
+
+@pytest.mark.parametrize("lost", ["m1", "m2"])
+def test_if_sidecars_cannot_reach_each_other_at_all_nobody_is_cut_off(lost: str) -> None:
+    """A network policy allows only the connections of the ranks, and the new ranks load for a minute."""
+    world = job()
+    assert world.links is not None
+    world.links.only_sidecars = True
+    for name in ("m0", "m1", "m2", "m3", "m4", "m5"):
+        world.links.cut(name)
+    world.at(CUT_MS - 1, lambda world: setattr(world.links, "loads_ms", 55_000))
+    world.at(CUT_MS, lambda world: world.remove(lost)).run(400)
+    assert not cut_off(world)
+    assert len(world.starts) == 2
     assert world.final.step == STEPS
 
 
@@ -80,16 +155,6 @@ def test_nor_do_they_after_a_crash() -> None:
     ((name, _),) = cut_off(world)
     assert name == "m2"
     assert world.final.step == STEPS
-
-
-def unready(world: World, name: str = "m4") -> None:
-    world.members[name].parked.clear()
-    world.members[name].filling = True
-    world.network.tell(world.members[name])
-
-
-def ready(world: World, name: str = "m4") -> None:
-    world.members[name]._fill()
 
 
 def test_a_standby_that_comes_later_is_waited_for() -> None:

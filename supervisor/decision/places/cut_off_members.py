@@ -42,10 +42,16 @@ MOST_WARNINGS = 4  # in a run
 
 
 def due(view: View, policy: Policy) -> Fault | None:
-    """Return the loss of the member that is cut off from its peers, if a standby can replace it."""
+    """Return the loss of the member that is cut off from its peers, if the group can continue without it.
+
+    A standby must be ready to replace it, unless it has just made the group larger.
+    """
     pairs, _ = _pairs(view, policy)
     position = _explanation(view, pairs)
-    if position is None or not members.ready_standbys(view) or not _may_replace(view, position):
+    if position is None or not _may_replace(view, position):
+        return None
+    can_leave = view.memory.placement[position] in joining.on_trial(view, policy)
+    if not can_leave and not members.ready_standbys(view):
         return None
     return _fault(view, position, pairs)
 
@@ -157,13 +163,16 @@ def _explanation(view: View, pairs: _Pairs) -> int | None:
     """Return the position that is in all pairs; None if there is none.
 
     If there are two, return that of the member that was already in such a pair with the predecessor of the
-    other one, or else the one without rank 0.
+    other one, or else the one that is new in the group, or else the one without rank 0.
     """
     if not pairs:
         return None
     found = set(min(pairs)).intersection(*pairs)
     suspect = view.memory.seats.get(unreachable_members.suspect(view.memory, view.now_ns))
-    return suspect if suspect in found else max(found, default=None)
+    if suspect in found:
+        return suspect
+    names, untried = view.memory.placement, view.memory.untried
+    return max(found, key=lambda each: (names[each] in untried, each), default=None)
 
 
 def _fault(view: View, position: int, pairs: frozenset[tuple[int, int]]) -> Fault:

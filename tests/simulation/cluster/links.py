@@ -30,6 +30,8 @@ class Links:
 
     fails_ms: int = 0
     only_ranks: bool = False  # the sidecars use another network, which works
+    only_sidecars: bool = False  # the ranks use another network, which works
+    loads_ms: int = 0  # how long ranks take before they connect
     down: set[frozenset[str]] = field(default_factory=set)
     _held: set[tuple[int, int]] = field(default_factory=set)
 
@@ -43,7 +45,11 @@ class Links:
 
     def hold_up(self, group: Group, generation: int, step: int, go_on: Callable[[], None]) -> bool:
         """Return True if the ranks cannot exchange data now. `go_on` is then called again, or they fail."""
-        if not self._are_apart(group, generation):
+        if step < 0 and self.loads_ms and (generation, step) not in self._held:
+            self._held.add((generation, step))
+            group.world.after(self.loads_ms, go_on)
+            return True
+        if self.only_sidecars or not self._are_apart(group, generation):
             return False
         group.world.after(RETRY_MS, go_on)
         if (generation, step) not in self._held:

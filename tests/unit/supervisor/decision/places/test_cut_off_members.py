@@ -22,6 +22,7 @@ from supervisor.view.model import (
     PastWarning,
     Policy,
     Secure,
+    Settle,
     Start,
     View,
     Wait,
@@ -333,6 +334,67 @@ def test_only_after_such_a_swap_members_must_reach_neighbours_that_they_have_nev
     for other in (after_swap(launch=LAUNCH, settled=True), after_swap(launch=LAUNCH, history=())):
         assert not must_reach(other, "m0")
         assert not must_reach(other, "m9")
+
+
+# -- members that are new in the group
+
+
+def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
+    """Return the members that a member must reach according to its order."""
+    urls = orders.order_for(memory, name, policy, None).must_reach
+    return {url.removeprefix("http://").removesuffix(":1") for url in urls}
+
+
+def test_a_member_and_its_new_neighbours_must_reach_each_other_until_the_group_completes_a_step() -> None:
+    memory = restart(group(*CUT_OFF, standby(), launch=LAUNCH), replace(POLICY, has_storage=False))
+    assert memory.untried == ("m9",)
+    memory = passed_on(memory)
+    wanted: dict[str, set[str]] = {"m0": set(), "m1": {"m9"}, "m9": {"m1", "m3"}, "m3": {"m9"}}
+    assert {name: must_reach(memory, name) for name in memory.placement} == wanted
+    settled = transition.after(view(phase="running"), Settle(1, ""), POLICY)
+    assert settled.untried == ()
+    assert not any(must_reach(replace(memory, settled=True), name) for name in memory.placement)
+
+
+def test_a_member_stays_new_until_the_group_completes_a_step() -> None:
+    seen = group(*CUT_OFF, standby(), untried=("m1", "m2"))
+    memory = restart(seen, replace(POLICY, has_storage=False))
+    assert memory.untried == ("m1", "m9")
+    local = replace(POLICY, members_created_externally=False, has_storage=False)
+    crashed = without_peers(group(here(0), here(1), here(2), here(3), standby()), "exception")
+    assert restart(crashed, local).untried == ()
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_of_a_pair_the_member_that_is_new_goes(new: int) -> None:
+    seen = group(here(0, 1), here(1, 0), standby(), count=2, untried=(f"m{new}",))
+    found = cut_off_members.due(seen, TWO)
+    assert found is not None
+    assert found.member == f"m{new}"
+
+
+def test_a_member_that_failed_on_joining_gets_no_ranks_before_others() -> None:
+    names = ("m0", "m1", "m2")
+    there = (here(0), here(1), standby(4), standby(5))
+    seen = group(*there, count=4, placement=names, dropped=("m4",))
+    assert placement.choose_members(seen, replace(POLICY, members=3)) == ("m0", "m1", "m5")
+
+
+def test_a_member_that_has_just_joined_leaves_without_a_standby() -> None:
+    policy = replace(POLICY, min_members=3)
+    for joined, leaves in ((("m2",), True), (("m3",), False), ((), False)):
+        seen = group(*CUT_OFF, settled=False, resizable=True, joined=joined)
+        assert (cut_off_members.due(with_age(seen, FIRST_STEP_S), policy) is not None) == leaves
+
+
+def with_age(seen: View, for_s: float) -> View:
+    """Return `seen` with reports that have lasted for `for_s`."""
+    there = tuple(
+        replace(each, report=replace(each.report, unreached_s=for_s if each.report.unreached else 0.0))
+        for each in seen.members
+        if each.report is not None
+    )
+    return replace(seen, members=there)
 
 
 # -- ranks that fail because they cannot connect
