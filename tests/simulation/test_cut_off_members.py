@@ -65,6 +65,29 @@ def test_a_standby_replaces_a_member_that_is_cut_off() -> None:
     assert world.final.step == STEPS
 
 
+@pytest.mark.parametrize("late", ["m0", "m2", "m3"])
+def test_the_member_that_is_cut_off_is_replaced_although_another_reports_late(late: str) -> None:
+    """A standby becomes ready while reports are missing."""
+
+    def reconnect(world: World) -> None:
+        world.network.cut_off(late, 2000)
+
+    world = job("m1", policy=replace(POLICY, standby=1)).at(CUT_MS - 1000, unready)
+    world.at(CUT_MS + 45_000, reconnect).at(CUT_MS + 46_000, ready).run(300)
+    assert [name for name, _ in cut_off(world)] == ["m1"]
+    assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize("late", ["m0", "m2"])
+def test_so_it_is_after_another_sidecar_has_restarted(late: str) -> None:
+    """The new sidecar has never reached the member that is cut off, so it does not confirm the report."""
+    world = job("m1", policy=replace(POLICY, standby=1)).at(CUT_MS - 1000, unready)
+    world.at(CUT_MS + 5000, lambda world: world.members[late].restart_sidecar())
+    world.at(CUT_MS + 46_000, ready).run(300)
+    assert [name for name, _ in cut_off(world)] == ["m1"]
+    assert world.final.step == STEPS
+
+
 # -- standbys that are cut off, too
 
 

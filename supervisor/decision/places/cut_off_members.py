@@ -32,6 +32,7 @@ CONFIRM_S = 6.0
 # failure of it delays no rank.
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
+MOST_UNCONFIRMED_S = 120.0  # the same, if the other member's connection breaks again and again
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
 # How long a group whose ranks have lost their peers again waits for reports, counted from its start: sidecars
 # begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
@@ -46,8 +47,8 @@ def due(view: View, policy: Policy) -> Fault | None:
 
     A standby must be ready to replace it, unless it has just made the group larger.
     """
-    pairs, _ = _pairs(view, policy)
-    position = _explanation(view, pairs)
+    pairs, unconfirmed = _pairs(view, policy)
+    position = _explanation(view, pairs, unconfirmed)
     if position is None or not _may_replace(view, position):
         return None
     can_leave = view.memory.placement[position] in joining.on_trial(view, policy)
@@ -91,7 +92,7 @@ def warning(view: View, policy: Policy) -> Warn | None:
     if not pairs and not unconfirmed:
         return None
     one, other = min(pairs or unconfirmed)
-    names, position = view.memory.placement, _explanation(view, pairs)
+    names, position = view.memory.placement, _explanation(view, pairs, unconfirmed)
     if not pairs:
         why = f"member {names[one]} does not reach {names[other]}"
         need = f"{names[other]} does not confirm this"
@@ -145,11 +146,25 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
         others = {positions.get(url, position) for url in each.report.unreached} - {position}
         missed |= {(position, other): each.report.unreached_s for other in others if 0 <= other < len(there)}
     unconfirmed = frozenset((one, other) for one, other in missed if (other, one) not in missed)
-    if any(
-        lasted_s < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, lasted_s in missed.items()
-    ):
+    lasted_s = {
+        pair: min(since_s, _could_confirm_s(view, there[pair[1]], since_s))
+        if pair in unconfirmed
+        else since_s
+        for pair, since_s in missed.items()
+    }
+    if any(each < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, each in lasted_s.items()):
         return _NONE
     return frozenset((one, other) for one, other in missed if one < other) - unconfirmed, unconfirmed
+
+
+def _could_confirm_s(view: View, member: MemberView | None, since_s: float) -> float:
+    """Return for how long a member could have confirmed a report of the last `since_s`.
+
+    Its connection or its sidecar may be new. If this happens again and again, nothing is waited for.
+    """
+    if member is None or since_s >= MOST_UNCONFIRMED_S:
+        return since_s
+    return (view.now_ns - max(member.heard_ns, member.back_ns)) / SECOND_NS
 
 
 def _is_up_to_date(view: View, member: MemberView) -> bool:
@@ -159,15 +174,19 @@ def _is_up_to_date(view: View, member: MemberView) -> bool:
     return is_current and members.is_controllable(member)
 
 
-def _explanation(view: View, pairs: _Pairs) -> int | None:
+def _explanation(view: View, pairs: _Pairs, unconfirmed: _Pairs) -> int | None:
     """Return the position that is in all pairs; None if there is none.
 
-    If there are two, return that of the member that was already in such a pair with the predecessor of the
-    other one, or else the one that is new in the group, or else the one without rank 0.
+    If there are two, return that of the member that is in more unconfirmed pairs, whose other half may be
+    missing for a known reason. If there are none, return that of the member that was already in such a pair
+    with the predecessor of the other one, or else the one that is new in the group, or else the one without
+    rank 0.
     """
     if not pairs:
         return None
     found = set(min(pairs)).intersection(*pairs)
+    counts = {each: sum(each in pair for pair in unconfirmed) for each in found}
+    found = {each for each in found if counts[each] == max(counts.values())}
     suspect = view.memory.seats.get(unreachable_members.suspect(view.memory, view.now_ns))
     if suspect in found:
         return suspect

@@ -336,6 +336,29 @@ def test_only_after_such_a_swap_members_must_reach_neighbours_that_they_have_nev
         assert not must_reach(other, "m9")
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("missing", [-1, 1])
+def test_if_a_half_is_missing_the_member_that_more_reports_name_is_replaced(cut: int, missing: int) -> None:
+    beside = {(cut - 1) % 4, (cut + 1) % 4}
+    there = [here(n, *({cut} if n in beside else ()), for_s=UNCONFIRMED_S) for n in range(4)]
+    there[cut] = here(cut, *beside, for_s=UNCONFIRMED_S)
+    lacks = (cut + missing) % 4
+    there[lacks] = here(lacks)
+    found = cut_off_members.due(group(*there, standby()), POLICY)
+    assert found is not None
+    assert found.member == f"m{cut}"
+
+
+@pytest.mark.parametrize("new", ["heard_ns", "back_ns"])
+def test_a_half_that_is_missing_because_a_connection_is_new_is_waited_for(new: str) -> None:
+    for since_s, for_s, is_due in ((39.0, 80.0, False), (40.0, 80.0, True), (1.0, 120.0, True)):
+        lacks = here(0, **{new: int((NOW_S - since_s) * S)})
+        there = (lacks, here(1, 0, 2, for_s=for_s), here(2, 1, for_s=for_s), here(3))
+        seen = group(*there, standby())
+        assert (cut_off_members.due(seen, POLICY) is not None) == is_due
+        assert cut_off_members.warning(group(*there), POLICY) is None or is_due
+
+
 # -- members that are new in the group
 
 
