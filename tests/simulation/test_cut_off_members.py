@@ -88,6 +88,14 @@ def test_so_it_is_after_another_sidecar_has_restarted(late: str) -> None:
     assert world.final.step == STEPS
 
 
+def test_a_member_that_is_cut_off_is_replaced_although_its_own_sidecar_has_restarted() -> None:
+    world = job("m1").at(CUT_MS + 6000, lambda world: world.members["m1"].restart_sidecar()).run(300)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s < 55.0
+    assert world.final.step == STEPS
+
+
 # -- standbys that are cut off, too
 
 

@@ -17,6 +17,7 @@ group is not restarted before the sidecars have had time to report (`held_until_
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
@@ -154,7 +155,25 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     }
     if any(each < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, each in lasted_s.items()):
         return _NONE
-    return frozenset((one, other) for one, other in missed if one < other) - unconfirmed, unconfirmed
+    silent = {position for position in range(len(there)) if _cannot_confirm(position, there, missed)}
+    unconfirmed = frozenset(pair for pair in unconfirmed if pair[1] not in silent)
+    confirmed = (pair for pair in missed if pair not in unconfirmed)
+    return frozenset((min(pair), max(pair)) for pair in confirmed), unconfirmed
+
+
+def _cannot_confirm(
+    position: int, there: Sequence[MemberView | None], missed: Mapping[tuple[int, int], float]
+) -> bool:
+    """True if both neighbours report a member whose sidecar may be new, and which reports no neighbour itself.
+
+    A new sidecar does not know which neighbours its predecessor has reached.
+    """
+    member, beside = there[position], {(position + step) % len(there) for step in (-1, 1)}
+    if member is None or len(beside) < 2 or not all((each, position) in missed for each in beside):
+        return False
+    stepped_ns = max(each.stepped_ns for each in there if each is not None)
+    is_new = max(member.heard_ns, member.back_ns) > stepped_ns
+    return is_new and not any(one == position for one, _ in missed)
 
 
 def _could_confirm_s(view: View, member: MemberView | None, since_s: float) -> float:

@@ -359,6 +359,31 @@ def test_a_half_that_is_missing_because_a_connection_is_new_is_waited_for(new: s
         assert cut_off_members.warning(group(*there), POLICY) is None or is_due
 
 
+BACK_NS = int((NOW_S - UNCONFIRMED_S) * S)
+BEFORE_NS = BACK_NS - 5 * S  # when the group completed its last step
+
+
+@pytest.mark.parametrize(
+    ("for_s", "count", "given", "is_due"),
+    [
+        (UNCONFIRMED_S, 3, {"back_ns": BACK_NS}, True),
+        (UNCONFIRMED_S, 5, {"heard_ns": BACK_NS}, True),
+        (UNCONFIRMED_S - 1, 5, {"back_ns": BACK_NS}, False),
+        (UNCONFIRMED_S, 5, {"back_ns": BACK_NS + S}, False),
+        (UNCONFIRMED_S, 5, {"back_ns": BEFORE_NS}, False),
+        (UNCONFIRMED_S, 2, {"back_ns": BACK_NS}, False),
+    ],
+    ids=["three", "five", "not for long", "it may still confirm", "it is not new", "one neighbour alone"],
+)
+def test_a_new_sidecar_need_not_confirm_what_both_neighbours_report(
+    for_s: float, count: int, given: dict[str, Any], is_due: bool
+) -> None:
+    there = [here(n, *((1,) if n in (0, 2) else ()), for_s=for_s, stepped_ns=BEFORE_NS) for n in range(count)]
+    there[1] = here(1, stepped_ns=BEFORE_NS, **given)
+    found = cut_off_members.due(group(*there, standby(), count=count), replace(POLICY, members=count))
+    assert (found is not None and found.member == "m1") == is_due
+
+
 # -- members that are new in the group
 
 
