@@ -23,6 +23,7 @@ from typing import TypeAlias
 from supervisor.decision import unreachable_members
 from supervisor.decision.places import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
+from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
 
@@ -125,7 +126,8 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     """Return the pairs of positions of members that do not reach each other, but reach the supervisor.
 
     The second set has those that one member alone reports: it, and the member that it does not reach. Both
-    sets are empty while a report is recent, because more may become known within seconds.
+    sets are empty while a report is recent, because more may become known within seconds, and while the
+    others may be waiting for a rank in a declared pause, which is not interrupted.
     """
     memory = view.memory
     if not policy.members_created_externally or len(memory.placement) < 2:
@@ -137,6 +139,8 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
         return _NONE
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
+        return _NONE
+    if _is_declared(view):
         return _NONE
     confirm_s = CONFIRM_S if memory.settled or has_lost_peers(view, policy) else FIRST_STEP_S
     positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
@@ -164,7 +168,7 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
 def _cannot_confirm(
     position: int, there: Sequence[MemberView | None], missed: Mapping[tuple[int, int], float]
 ) -> bool:
-    """True if both neighbours report a member whose sidecar may be new, and which reports no neighbour itself.
+    """True if both neighbours report a member whose sidecar may be new, and which reports none itself.
 
     A new sidecar does not know which neighbours its predecessor has reached.
     """
@@ -174,6 +178,15 @@ def _cannot_confirm(
     stepped_ns = max(each.stepped_ns for each in there if each is not None)
     is_new = max(member.heard_ns, member.back_ns) > stepped_ns
     return is_new and not any(one == position for one, _ in missed)
+
+
+def _is_declared(view: View) -> bool:
+    """True if a live rank is in a pause that the script declared, or under a debugger. Others wait for it."""
+    if group_reports.traced_rank(view) is not None:
+        return True
+    alive = {each.rank for each in reports.ranks(view) if each.ending is None and each.state != "exited"}
+    told = (each for report in reports.reports(view) for each in report.progress)
+    return any(each.pause_left_s > 0 and each.rank in alive for each in told)
 
 
 def _could_confirm_s(view: View, member: MemberView | None, since_s: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol import codec
-from holdfast.protocol.launcher_messages import Ending
+from holdfast.protocol.launcher_messages import Ending, RankInspection
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import orders, transition, unreachable_members
 from supervisor.decision.decide import decide
@@ -382,6 +382,33 @@ def test_a_new_sidecar_need_not_confirm_what_both_neighbours_report(
     there[1] = here(1, stepped_ns=BEFORE_NS, **given)
     found = cut_off_members.due(group(*there, standby(), count=count), replace(POLICY, members=count))
     assert (found is not None and found.member == "m1") == is_due
+
+
+@pytest.mark.parametrize("phase", ["eval", "paused"])
+def test_a_pause_that_the_script_declared_is_not_interrupted_before_its_limit(phase: str) -> None:
+    def pausing(left_s: float, **given: Any) -> View:
+        first = here(0)
+        assert first.report is not None
+        at = replace(progress(0, 9), phase=phase, pause_left_s=left_s)
+        state = launcher(rank(0, **given))
+        first = replace(first, report=replace(first.report, progress=(at,), launcher=state))
+        return group(first, *CUT_OFF[1:], standby())
+
+    assert cut_off_members.due(pausing(1200.0), POLICY) is None
+    assert not isinstance(decide(pausing(1200.0), POLICY), Secure | Warn)
+    for over in (pausing(0.0), pausing(1200.0, state="exited")):
+        found = cut_off_members.due(over, POLICY)
+        assert found is not None
+        assert found.member == "m2"
+
+
+def test_a_rank_under_a_debugger_is_not_interrupted_either() -> None:
+    first = here(0)
+    assert first.report is not None
+    look = RankInspection(0, 9, 3, 0, "t", 0.0, "", number=1, traced=True)
+    told = replace(first.report, looks=(look,), looked_for=1, look=1)
+    seen = group(replace(first, report=told), *CUT_OFF[1:], standby())
+    assert cut_off_members.due(seen, POLICY) is None
 
 
 # -- members that are new in the group
