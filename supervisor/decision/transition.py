@@ -15,7 +15,7 @@ from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
-from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision import closing, remedy, resume_point, unreachable_members
 from supervisor.decision.places import joining, node_loss, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
@@ -147,7 +147,14 @@ def _learn(view: View, action: Learn, _: Policy) -> JobState:
 def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
     resizable = bool(policy.min_members) and resizing.can_resize(view)
     return replace(
-        view.memory, settled=True, incident=None, unbegun=None, resizable=resizable, joined=(), untried=()
+        view.memory,
+        settled=True,
+        incident=None,
+        unbegun=None,
+        resizable=resizable,
+        joined=(),
+        untried=(),
+        history=unreachable_members.cleared(view.memory.history),
     )
 
 

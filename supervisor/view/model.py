@@ -92,7 +92,8 @@ class PastFault:
     place: str = ""
     work: str = ""
     everywhere: bool = False  # all ranks had the same fault
-    peers: tuple[str, ...] = field(default=(), metadata=added())  # see `Fault`
+    # see `Fault`; () after the group has completed a step
+    peers: tuple[str, ...] = field(default=(), metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,15 @@ def ready(world: World, name: str = "m4") -> None:
     world.members[name]._fill()
 
 
+def links_of(*names: str) -> Callable[[World], None]:
+    def cut(world: World) -> None:
+        for name in names:
+            assert world.links is not None
+            world.links.cut(name)
+
+    return cut
+
+
 def seconds(world: World, action: object) -> float:
     """Return when the action was decided, in seconds after the cut."""
     at_ns = next(view.now_ns for view, each, _ in world.journal if each is action)
@@ -96,16 +105,15 @@ def test_a_member_that_is_cut_off_is_replaced_although_its_own_sidecar_has_resta
     assert world.final.step == STEPS
 
 
+def test_a_member_that_trained_with_the_standby_is_not_suspected_any_longer() -> None:
+    policy = replace(POLICY, members=2, standby=3)
+    world = job("m1", policy=policy).at(CUT_MS + 20_000, links_of("m2")).run(300)
+    assert [name for name, _ in cut_off(world)] == ["m1", "m2"]
+    assert world.starts[-1].placement == ("m0", "m3")
+    assert world.final.step == STEPS
+
+
 # -- standbys that are cut off, too
-
-
-def links_of(*names: str) -> Callable[[World], None]:
-    def cut(world: World) -> None:
-        for name in names:
-            assert world.links is not None
-            world.links.cut(name)
-
-    return cut
 
 
 def test_a_standby_that_is_cut_off_like_its_predecessor_is_replaced_by_a_healthy_one() -> None:

@@ -411,6 +411,17 @@ def test_a_rank_under_a_debugger_is_not_interrupted_either() -> None:
     assert cut_off_members.due(seen, POLICY) is None
 
 
+def test_a_step_clears_the_member_that_stayed() -> None:
+    """It reaches the standby, so only the member that was replaced can have been at fault."""
+    memory = after_swap().memory
+    assert unreachable_members.suspect(memory, int(NOW_S * S)) == "m0"
+    settled = transition.after(replace(after_swap(), memory=memory), Settle(1, ""), TWO)
+    assert unreachable_members.suspect(settled, int(NOW_S * S)) == ""
+    assert [each.signature for each in settled.history] == [unreachable_members.SIGNATURE]
+    other = replace(memory, history=(VICTIM,))
+    assert transition.after(replace(after_swap(), memory=other), Settle(1, ""), TWO).history is other.history
+
+
 # -- members that are new in the group
 
 
