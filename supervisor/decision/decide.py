@@ -528,6 +528,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     return Wait(until_ns, f"waiting for {', '.join(away)}, or for a replacement")
 
 
+def await_standby_for_swap(case: _Case) -> Wait | None:
+    """Wait briefly for a standby if the group has stopped to replace a member that is cut off."""
+    return cut_off_members.await_standby(case.view, placement.choose_members(case.view, case.policy))
+
+
 def pause_before_retry(case: _Case) -> Wait | None:
     """Wait before another attempt to restore the same state."""
     cause, view = case.cause, case.view
@@ -651,6 +656,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             save_after_fault,
             preserve,
             await_members,
+            await_standby_for_swap,
             pause_before_retry,
             await_newer_state,
             await_stored_state,

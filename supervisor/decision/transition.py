@@ -307,7 +307,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
     # If a member fails and is left out again, this says nothing about the script or the state.
     if action.cause is not None and is_counted and not joining.failed(view, policy):
-        history = (*history, _past(view, policy, action.cause))[-HISTORY:]
+        history = (*history, _past(view, policy, action.cause, action.placement))[-HISTORY:]
     return replace(
         memory,
         world_size=launch.world_size,
@@ -488,7 +488,9 @@ def _peers(view: View, placement: tuple[str, ...]) -> tuple[StateSource, ...]:
     return tuple(StateSource(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
-def _past(view: View, policy: Policy, cause: Fault) -> PastFault:
+def _past(view: View, policy: Policy, cause: Fault, placement: tuple[str, ...]) -> PastFault:
+    if cause.signature == unreachable_members.SIGNATURE and cause.member in placement:
+        cause = replace(cause, signature=unreachable_members.KEPT, peers=())
     return PastFault(
         cause.kind,
         cause.rank,

@@ -12,6 +12,7 @@ from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, JobState, PastFault
 
 SIGNATURE = "cut off from its peers"  # of the loss of such a member
+KEPT = f"{SIGNATURE}, not replaced"  # the same, if no standby was ready when the group started again
 MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
 HOUR_S = 3600.0
 

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.protocol.launcher_messages import Ending
 from supervisor.decision.unreachable_members import SIGNATURE
-from supervisor.view.model import End, Policy, Secure
+from supervisor.observability.bookkeeping import Bookkeeping
+from supervisor.view.model import End, Policy, RunAction, Secure, View
 from tests.simulation.cluster.links import Links
 from tests.simulation.cluster.scripts import actions
 from tests.simulation.cluster.world import BEGIN_NS, World
@@ -110,6 +111,23 @@ def test_a_member_that_trained_with_the_standby_is_not_suspected_any_longer() ->
     world = job("m1", policy=policy).at(CUT_MS + 20_000, links_of("m2")).run(300)
     assert [name for name, _ in cut_off(world)] == ["m1", "m2"]
     assert world.starts[-1].placement == ("m0", "m3")
+    assert world.final.step == STEPS
+
+
+class AwayAtStops(World):
+    """A job whose standby m4 loses its connection for a moment whenever the group stops."""
+
+    def _carry_out(self, view: View, action: RunAction, accounts: Bookkeeping) -> None:
+        super()._carry_out(view, action, accounts)
+        if isinstance(action, Secure):
+            self.network.cut_off("m4", 2500)
+
+
+def test_a_standby_that_is_away_for_a_moment_is_waited_for() -> None:
+    made = AwayAtStops(replace(POLICY, standby=1), STEPS, peers_hang=True, links=Links())
+    world = made.at(CUT_MS, links_of("m2")).run(200)
+    assert [name for name, _ in cut_off(world)] == ["m2"]
+    assert [each.remedy for each in world.starts[1:]] == ["swap"]
     assert world.final.step == STEPS
 
 

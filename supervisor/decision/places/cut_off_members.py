@@ -25,7 +25,7 @@ from supervisor.decision.places import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
 from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports
-from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
+from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait, Warn
 
 # How long both members of a pair must have missed each other. By then, all others that are concerned have
 # reported, too, because sidecars probe once a second.
@@ -40,6 +40,7 @@ STEP_S = 3.0  # a group that has completed a step in this time is not cut off
 # begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
 EVIDENCE_S = 20.0
 HELD_S = 600.0  # the same, while members report that they do not reach each other, but no standby is ready
+STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a standby whose connection broke
 WARNED = "peers of "  # how the places of warnings begin
 MOST_WARNINGS = 4  # in a run
 
@@ -78,6 +79,18 @@ def held_until_ns(view: View, policy: Policy) -> int:
     pairs, _ = _pairs(view, policy)
     until_ns = memory.since_ns + int((HELD_S if pairs else EVIDENCE_S) * SECOND_NS)
     return until_ns if view.now_ns < until_ns else 0
+
+
+def await_standby(view: View, chosen: Sequence[str]) -> Wait | None:
+    """Return a `Wait` if a member that is cut off would be `chosen` again, because no standby is ready now.
+
+    One was when the group stopped. A restart in place would not help.
+    """
+    kept = [name for name in chosen if unreachable_members.is_replaced(view.memory, name)]
+    until_ns = view.memory.since_ns + int(STANDBY_S * SECOND_NS)
+    if not kept or view.now_ns >= until_ns:
+        return None
+    return Wait(until_ns, f"waiting for a standby to take the place of {kept[0]}")
 
 
 def has_lost_peers(view: View, policy: Policy) -> bool:

@@ -256,8 +256,8 @@ def after_swap(*others: MemberView, history: tuple[PastFault, ...] = (SWAPPED,),
     return group(*there, count=2, placement=("m0", "m9"), history=history, **given)
 
 
-def restart(seen: View, policy: Policy) -> JobState:
-    """Return the job's state after the group has been secured and has started again."""
+def secured(seen: View, policy: Policy) -> View:
+    """Return the view after the group has been secured."""
     action = decide(seen, policy)
     assert isinstance(action, Secure)
     memory = transition.after(seen, action, policy)
@@ -269,7 +269,12 @@ def restart(seen: View, policy: Policy) -> JobState:
         )
         for each in seen.members
     )
-    stopped = replace(seen, memory=memory, members=ready, now_ns=seen.now_ns + S)
+    return replace(seen, memory=memory, members=ready, now_ns=seen.now_ns + S)
+
+
+def restart(seen: View, policy: Policy) -> JobState:
+    """Return the job's state after the group has been secured and has started again."""
+    stopped = secured(seen, policy)
     begun = decide(stopped, policy)
     assert isinstance(begun, Start)
     return transition.after(stopped, begun, policy)
@@ -420,6 +425,27 @@ def test_a_step_clears_the_member_that_stayed() -> None:
     assert [each.signature for each in settled.history] == [unreachable_members.SIGNATURE]
     other = replace(memory, history=(VICTIM,))
     assert transition.after(replace(after_swap(), memory=other), Settle(1, ""), TWO).history is other.history
+
+
+def test_a_swap_without_a_standby_is_waited_for_and_does_not_count() -> None:
+    policy = replace(POLICY, has_storage=False)
+    seen = group(*CUT_OFF, standby(), launch=LAUNCH)
+    stopped = secured(seen, policy)
+    away = replace(stopped, members=(*stopped.members[:-1], standby(connected=False)))
+    action = decide(away, policy)
+    assert isinstance(action, Wait)
+    assert action.until_ns == stopped.memory.since_ns + int(cut_off_members.STANDBY_S * S)
+    swap = decide(stopped, policy)
+    assert isinstance(swap, Start)
+    assert swap.placement == ("m0", "m1", "m9", "m3")
+    over = replace(away, now_ns=action.until_ns)
+    begun = decide(over, policy)
+    assert isinstance(begun, Start)
+    assert begun.placement == ("m0", "m1", "m2", "m3")
+    memory = transition.after(over, begun, policy)
+    assert [each.signature for each in memory.history] == [unreachable_members.KEPT]
+    assert unreachable_members.suspect(memory, over.now_ns) == ""
+    assert not unreachable_members.were_cut_off(memory)
 
 
 # -- members that are new in the group
