@@ -7,7 +7,8 @@ that sidecar is stopped for a while.
 
 A network policy may allow the connections of the ranks but not those of the sidecars. So only a neighbour
 that this sidecar has reached before can count as out of reach. If the supervisor names a neighbour that must
-be reached, that one counts, too: its predecessor in the group was within reach.
+be reached, for example because it is new in the group, that one counts, too. But if this sidecar reached no
+neighbour in an earlier generation, such a policy is likely, and none counts.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class NeighbourProbe:
         self._unreached_s: dict[str, float] = {}  # since when each neighbour has been out of reach
         self._last_s = 0.0  # when the last attempt began
         self._reached: set[str] = set()  # the neighbours that it has ever reached
+        # whether it has attempted to reach one that need not be reached: ever, and in an earlier generation
+        self._tried = self._tried_before = False
         self._generation = 0
         self._began_s = 0.0  # when the newest generation was first seen
         self._next_s = 0.0
@@ -57,6 +60,7 @@ class NeighbourProbe:
         """
         if generation != self._generation:
             self._generation, self._began_s, self._next_s = generation, now_s, now_s
+            self._tried_before = self._tried
             self._forget()
         is_held_up = bool(neighbours) and (is_late or (not settled and now_s - self._began_s >= STARTED_S))
         if not is_held_up:
@@ -83,7 +87,8 @@ class NeighbourProbe:
     async def probe(self, neighbours: Sequence[str], now_s: float, must_reach: Collection[str] = ()) -> None:
         """Attempt to reach each neighbour once, and update `unreached`.
 
-        Those in `must_reach` count even if they have never been reached.
+        Those in `must_reach` count even if they have never been reached, unless earlier generations had
+        neighbours, and none of them was ever reached either.
         """
         generation = self._generation
         answers = await asyncio.gather(*(_reaches(url) for url in neighbours))
@@ -91,6 +96,9 @@ class NeighbourProbe:
         if len(self._reached) > MAX_REACHED:
             self._reached.clear()
         self._reached |= reached
+        self._tried = self._tried or not set(must_reach).issuperset(neighbours)
+        if self._tried_before and not self._reached:
+            must_reach = ()
         if generation != self._generation or not self._was_held_up:
             return
         if now_s - self._last_s > GAP_S:

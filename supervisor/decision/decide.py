@@ -80,6 +80,11 @@ class _Case:
         return faults.explanation(self.view, self.faults)
 
     @cached_property
+    def held_until_ns(self) -> int:
+        """Until when a group whose ranks have failed is not restarted; 0 if it is restarted at once."""
+        return cut_off_members.held_until_ns(self.view, self.policy)
+
+    @cached_property
     def resumed(self) -> ResumePoint:
         """The state that the next generation resumes from."""
         return remedy.next_resume_point(self.view, self.policy, self.cause, self.faults)
@@ -233,7 +238,12 @@ def start_first_generation(case: _Case) -> Start | End:
 
 def secure_after_faults(case: _Case) -> Secure | None:
     found = faults.find_faults(case.view, case.policy)
-    return _secure(found) if found else None
+    if not found or case.held_until_ns:
+        return None
+    # The evidence about a lost member may be complete by now.
+    is_cut_off = cut_off_members.has_lost_peers(case.view, case.policy)
+    member = cut_off_members.due(case.view, case.policy) if is_cut_off else None
+    return _secure((member,) if member is not None else found)
 
 
 def replace_cut_off_member(case: _Case) -> Secure | Warn | None:
@@ -245,7 +255,7 @@ def replace_cut_off_member(case: _Case) -> Secure | Warn | None:
 def act_on_stall(case: _Case) -> Secure | Warn | None:
     """Warn the user about a group that completes no step, and restart the group after its time limit."""
     stall, view = case.stall, case.view
-    if stall is None:
+    if stall is None or case.held_until_ns:
         return None
     if stall.fault is not None and stall.act_ns is not None and view.now_ns >= stall.act_ns:
         return _secure((stall.fault,))
@@ -338,7 +348,8 @@ def await_first_step(case: _Case) -> Wait | None:
 
 
 def await_next_event(case: _Case) -> Wait:
-    return Wait(_next_decision_ns(case))
+    why = "the ranks have lost their peers again: waiting for reports about the network"
+    return Wait(_next_decision_ns(case), why if case.held_until_ns else "")
 
 
 def _next_decision_ns(case: _Case) -> int:
@@ -348,6 +359,8 @@ def _next_decision_ns(case: _Case) -> int:
     grows_ns = joining.grows_at_ns(view.memory) if view.memory.reduced_by else 0
     if grows_ns > view.now_ns:
         until_ns = min(until_ns, grows_ns)
+    if case.held_until_ns:
+        until_ns = min(until_ns, case.held_until_ns)
     if stall is None:
         return until_ns
     times_ns = [stall.act_ns, stall.warn_ns, detection.deadline_ns(view, policy)]
@@ -515,6 +528,11 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
     return Wait(until_ns, f"waiting for {', '.join(away)}, or for a replacement")
 
 
+def await_standby_for_swap(case: _Case) -> Wait | None:
+    """Wait briefly for a standby if the group has stopped to replace a member that is cut off."""
+    return cut_off_members.await_standby(case.view, placement.choose_members(case.view, case.policy))
+
+
 def pause_before_retry(case: _Case) -> Wait | None:
     """Wait before another attempt to restore the same state."""
     cause, view = case.cause, case.view
@@ -638,6 +656,7 @@ RULES: Mapping[JobPhase, tuple[DecisionRule, ...]] = MappingProxyType(
             save_after_fault,
             preserve,
             await_members,
+            await_standby_for_swap,
             pause_before_retry,
             await_newer_state,
             await_stored_state,

@@ -161,15 +161,26 @@ def _must_reach(memory: JobState, member: str, position: int, policy: Policy) ->
     """Return the neighbours that count as out of reach even if the member has never reached them.
 
     This is usually (), because a NetworkPolicy may allow only the connections of the ranks. But a member that
-    has reached the predecessor of a standby should also reach the standby. If they do not reach each other,
-    the standby has replaced the wrong member of a pair (`unreachable_members.suspect`).
+    has reached others should also reach a member that is new in the group, until the group has completed a
+    step. The same holds for the member that stayed when its only unreached peer was replaced
+    (`unreachable_members.suspect`).
     """
     suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
-    if not suspect:
+    names = _untried(memory.untried) | {suspect} if suspect else _untried(memory.untried)
+    if memory.settled or not names:
         return ()
     neighbours = _neighbours(memory, position, policy)
-    url = _urls(memory.peers, memory.nproc).get(memory.positions[suspect], "")
-    return neighbours if member == suspect else tuple(each for each in neighbours if each == url)
+    if member in names:
+        return neighbours
+    urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
+    beside = {(position + step) % count for step in (-1, 1)}
+    wanted = {urls.get(each) for each in beside if memory.placement[each] in names}
+    return tuple(each for each in neighbours if each in wanted)
+
+
+@by_identity(4)  # a large part of a large group may be new
+def _untried(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @by_identity(4)  # `peers` names every rank, and each member of a job of thousands of ranks gets an order

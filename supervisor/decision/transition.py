@@ -15,7 +15,7 @@ from holdfast import exit_codes
 from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
-from supervisor.decision import closing, remedy, resume_point
+from supervisor.decision import closing, remedy, resume_point, unreachable_members
 from supervisor.decision.places import joining, node_loss, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
@@ -146,7 +146,16 @@ def _learn(view: View, action: Learn, _: Policy) -> JobState:
 
 def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
     resizable = bool(policy.min_members) and resizing.can_resize(view)
-    return replace(view.memory, settled=True, incident=None, unbegun=None, resizable=resizable, joined=())
+    return replace(
+        view.memory,
+        settled=True,
+        incident=None,
+        unbegun=None,
+        resizable=resizable,
+        joined=(),
+        untried=(),
+        history=unreachable_members.cleared(view.memory.history),
+    )
 
 
 def _save(view: View, action: Save, _: Policy) -> JobState:
@@ -298,7 +307,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
     # If a member fails and is left out again, this says nothing about the script or the state.
     if action.cause is not None and is_counted and not joining.failed(view, policy):
-        history = (*history, _past(view, policy, action.cause))[-HISTORY:]
+        history = (*history, _past(view, policy, action.cause, action.placement))[-HISTORY:]
     return replace(
         memory,
         world_size=launch.world_size,
@@ -306,6 +315,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
         sizes=resizing.sizes_after(view, policy, generation),
         joined=_joined(view, action, policy) if policy.min_members else (),
         dropped=joining.dropped_after(view, policy, action.placement),
+        untried=_untried(memory, action.placement) if policy.members_created_externally else (),
         since_ns=view.now_ns,
         started_ns=view.now_ns,
         generation=generation,
@@ -373,6 +383,14 @@ def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launc
 def _joined(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
     kept = placement.kept_positions(view, policy)
     return joining.joined_after(view.memory, action.placement, kept)
+
+
+def _untried(memory: JobState, placement: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `JobState.untried` after the start of a group with this placement."""
+    if not memory.placement:
+        return ()
+    known = memory.positions.keys() - set(memory.untried)
+    return tuple(name for name in placement if name not in known)
 
 
 def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
@@ -469,7 +487,9 @@ def _peers(view: View, placement: tuple[str, ...]) -> tuple[StateSource, ...]:
     return tuple(StateSource(urls[rank // view.memory.nproc], rank) for rank in ranks)
 
 
-def _past(view: View, policy: Policy, cause: Fault) -> PastFault:
+def _past(view: View, policy: Policy, cause: Fault, placement: tuple[str, ...]) -> PastFault:
+    if cause.signature == unreachable_members.SIGNATURE and cause.member in placement:
+        cause = replace(cause, signature=unreachable_members.KEPT, peers=())
     return PastFault(
         cause.kind,
         cause.rank,

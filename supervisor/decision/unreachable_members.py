@@ -6,10 +6,13 @@ peers that do not reach it, so a new leader decides the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, JobState, PastFault
 
 SIGNATURE = "cut off from its peers"  # of the loss of such a member
+KEPT = f"{SIGNATURE}, not replaced"  # the same, if no standby was ready when the group started again
 MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
 HOUR_S = 3600.0
 
@@ -34,11 +37,19 @@ def suspect(memory: JobState, now_ns: int) -> str:
     """Return the member that may have been at fault when its only unreached peer was replaced; "" for none.
 
     One pair of members does not show which of the two is at fault. If the member that has kept its ranks and
-    the standby do not reach each other either, it is this member.
+    the standby do not reach each other either, it is this member. A step that the group completes clears it
+    (`cleared`).
     """
     recent = _swaps(memory, now_ns)
     stayed = _only_peer(recent[-1]) if recent else ""
     return stayed if stayed in memory.positions else ""
+
+
+def cleared(history: tuple[PastFault, ...]) -> tuple[PastFault, ...]:
+    """Return the history after the group has completed a step, which clears the suspects of earlier swaps."""
+    if not any(each.peers for each in _all_swaps(history)):
+        return history
+    return tuple(replace(each, peers=()) if each.signature == SIGNATURE else each for each in history)
 
 
 def may_replace(memory: JobState, name: str, now_ns: int) -> bool:

@@ -87,7 +87,8 @@ class PastFault:
     place: str = ""
     work: str = ""
     everywhere: bool = False  # all ranks had the same fault
-    peers: tuple[str, ...] = field(default=(), metadata=added())  # see `Fault`
+    # see `Fault`; () after the group has completed a step
+    peers: tuple[str, ...] = field(default=(), metadata=added())
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +294,9 @@ class JobState:
     joined: tuple[str, ...] = field(default=(), metadata=added())
     # members that failed when they joined and have not joined again since
     dropped: tuple[str, ...] = field(default=(), metadata=added())
+    # On a cluster: the members that got ranks after the first start, until the group completes a step. No
+    # peer may ever have reached them.
+    untried: tuple[str, ...] = field(default=(), metadata=added())
 
     @property
     def full_members(self) -> int:

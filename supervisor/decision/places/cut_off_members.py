@@ -9,16 +9,23 @@ them is replaced. If the other one and the standby do not reach each other eithe
 whatever the number of earlier replacements. The pod of the replaced member is evicted when the
 group trains again. A report that the other member does not confirm moves no ranks; after a while, the user is
 warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
+
+Some ranks fail at once if they cannot connect. Restarts in place would then soon end the run, before any
+sidecar has probed its neighbours. So if ranks lose their peers a second time without a step in between, the
+group is not restarted before the sidecars have had time to report (`held_until_ns`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
+from supervisor.decision.places import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
-from supervisor.view import members, reports
-from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Warn
+from supervisor.hangs import group_reports
+from supervisor.view import faults, members, reports
+from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait, Warn
 
 # How long both members of a pair must have missed each other. By then, all others that are concerned have
 # reported, too, because sidecars probe once a second.
@@ -27,18 +34,71 @@ CONFIRM_S = 6.0
 # failure of it delays no rank.
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
+MOST_UNCONFIRMED_S = 120.0  # the same, if the other member's connection breaks again and again
 STEP_S = 3.0  # a group that has completed a step in this time is not cut off
+# How long a group whose ranks have lost their peers again waits for reports, counted from its start: sidecars
+# begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
+EVIDENCE_S = 20.0
+HELD_S = 600.0  # the same, while members report that they do not reach each other, but no standby is ready
+STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a standby whose connection broke
 WARNED = "peers of "  # how the places of warnings begin
 MOST_WARNINGS = 4  # in a run
 
 
 def due(view: View, policy: Policy) -> Fault | None:
-    """Return the loss of the member that is cut off from its peers, if a standby can replace it."""
-    pairs, _ = _pairs(view, policy)
-    position = _explanation(view, pairs)
-    if position is None or not members.ready_standbys(view) or not _may_replace(view, position):
+    """Return the loss of the member that is cut off from its peers, if the group can continue without it.
+
+    A standby must be ready to replace it, unless it has just made the group larger.
+    """
+    pairs, unconfirmed = _pairs(view, policy)
+    position = _explanation(view, pairs, unconfirmed)
+    if position is None or not _may_replace(view, position):
+        return None
+    can_leave = view.memory.placement[position] in joining.on_trial(view, policy)
+    if not can_leave and not members.ready_standbys(view):
         return None
     return _fault(view, position, pairs)
+
+
+def held_until_ns(view: View, policy: Policy) -> int:
+    """Return until when a group whose ranks have failed is not restarted; 0 if it is restarted at once.
+
+    It waits if its ranks have only lost their peers, for the second time without a step in between, or while
+    members report that they do not reach each other.
+    """
+    memory = view.memory
+    if memory.settled or memory.stop or not has_lost_peers(view, policy) or joining.on_trial(view, policy):
+        return 0
+    there = [view.member(name) for name in memory.placement]
+    if not all(each is not None and _is_up_to_date(view, each) for each in there):
+        return 0
+    last, step = memory.history[-1:], faults.root_cause(faults.find_faults(view, policy)).step
+    is_repeated = bool(last) and last[0].kind == "victim" and step <= last[0].step
+    if not is_repeated and not any(each.report.unreached for each in there if each and each.report):
+        return 0
+    pairs, _ = _pairs(view, policy)
+    until_ns = memory.since_ns + int((HELD_S if pairs else EVIDENCE_S) * SECOND_NS)
+    return until_ns if view.now_ns < until_ns else 0
+
+
+def await_standby(view: View, chosen: Sequence[str]) -> Wait | None:
+    """Return a `Wait` if a member that is cut off would be `chosen` again, because no standby is ready now.
+
+    One was when the group stopped. A restart in place would not help.
+    """
+    kept = [name for name in chosen if unreachable_members.is_replaced(view.memory, name)]
+    until_ns = view.memory.since_ns + int(STANDBY_S * SECOND_NS)
+    if not kept or view.now_ns >= until_ns:
+        return None
+    return Wait(until_ns, f"waiting for a standby to take the place of {kept[0]}")
+
+
+def has_lost_peers(view: View, policy: Policy) -> bool:
+    """True if ranks of a group on a cluster have failed, and only because they have lost their peers."""
+    if not policy.members_created_externally:
+        return False
+    found = faults.find_faults(view, policy)
+    return bool(found) and all(each.kind == "victim" for each in found)
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
@@ -47,7 +107,7 @@ def warning(view: View, policy: Policy) -> Warn | None:
     if not pairs and not unconfirmed:
         return None
     one, other = min(pairs or unconfirmed)
-    names, position = view.memory.placement, _explanation(view, pairs)
+    names, position = view.memory.placement, _explanation(view, pairs, unconfirmed)
     if not pairs:
         why = f"member {names[one]} does not reach {names[other]}"
         need = f"{names[other]} does not confirm this"
@@ -79,7 +139,8 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     """Return the pairs of positions of members that do not reach each other, but reach the supervisor.
 
     The second set has those that one member alone reports: it, and the member that it does not reach. Both
-    sets are empty while a report is recent, because more may become known within seconds.
+    sets are empty while a report is recent, because more may become known within seconds, and while the
+    others may be waiting for a rank in a declared pause, which is not interrupted.
     """
     memory = view.memory
     if not policy.members_created_externally or len(memory.placement) < 2:
@@ -92,7 +153,9 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     stepped_ns = max((each.stepped_ns for each in there if each is not None), default=0)
     if view.now_ns - stepped_ns < STEP_S * SECOND_NS:
         return _NONE
-    confirm_s = CONFIRM_S if memory.settled else FIRST_STEP_S
+    if _is_declared(view):
+        return _NONE
+    confirm_s = CONFIRM_S if memory.settled or has_lost_peers(view, policy) else FIRST_STEP_S
     positions = {each.url: each.rank // memory.nproc for each in memory.peers if each.url}
     missed: dict[tuple[int, int], float] = {}
     for position, each in enumerate(there):
@@ -101,11 +164,52 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
         others = {positions.get(url, position) for url in each.report.unreached} - {position}
         missed |= {(position, other): each.report.unreached_s for other in others if 0 <= other < len(there)}
     unconfirmed = frozenset((one, other) for one, other in missed if (other, one) not in missed)
-    if any(
-        lasted_s < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, lasted_s in missed.items()
-    ):
+    lasted_s = {
+        pair: min(since_s, _could_confirm_s(view, there[pair[1]], since_s))
+        if pair in unconfirmed
+        else since_s
+        for pair, since_s in missed.items()
+    }
+    if any(each < (UNCONFIRMED_S if pair in unconfirmed else confirm_s) for pair, each in lasted_s.items()):
         return _NONE
-    return frozenset((one, other) for one, other in missed if one < other) - unconfirmed, unconfirmed
+    silent = {position for position in range(len(there)) if _cannot_confirm(position, there, missed)}
+    unconfirmed = frozenset(pair for pair in unconfirmed if pair[1] not in silent)
+    confirmed = (pair for pair in missed if pair not in unconfirmed)
+    return frozenset((min(pair), max(pair)) for pair in confirmed), unconfirmed
+
+
+def _cannot_confirm(
+    position: int, there: Sequence[MemberView | None], missed: Mapping[tuple[int, int], float]
+) -> bool:
+    """True if both neighbours report a member whose sidecar may be new, and which reports none itself.
+
+    A new sidecar does not know which neighbours its predecessor has reached.
+    """
+    member, beside = there[position], {(position + step) % len(there) for step in (-1, 1)}
+    if member is None or len(beside) < 2 or not all((each, position) in missed for each in beside):
+        return False
+    stepped_ns = max(each.stepped_ns for each in there if each is not None)
+    is_new = max(member.heard_ns, member.back_ns) > stepped_ns
+    return is_new and not any(one == position for one, _ in missed)
+
+
+def _is_declared(view: View) -> bool:
+    """True if a live rank is in a pause that the script declared, or under a debugger. Others wait for it."""
+    if group_reports.traced_rank(view) is not None:
+        return True
+    alive = {each.rank for each in reports.ranks(view) if each.ending is None and each.state != "exited"}
+    told = (each for report in reports.reports(view) for each in report.progress)
+    return any(each.pause_left_s > 0 and each.rank in alive for each in told)
+
+
+def _could_confirm_s(view: View, member: MemberView | None, since_s: float) -> float:
+    """Return for how long a member could have confirmed a report of the last `since_s`.
+
+    Its connection or its sidecar may be new. If this happens again and again, nothing is waited for.
+    """
+    if member is None or since_s >= MOST_UNCONFIRMED_S:
+        return since_s
+    return (view.now_ns - max(member.heard_ns, member.back_ns)) / SECOND_NS
 
 
 def _is_up_to_date(view: View, member: MemberView) -> bool:
@@ -115,17 +219,24 @@ def _is_up_to_date(view: View, member: MemberView) -> bool:
     return is_current and members.is_controllable(member)
 
 
-def _explanation(view: View, pairs: _Pairs) -> int | None:
+def _explanation(view: View, pairs: _Pairs, unconfirmed: _Pairs) -> int | None:
     """Return the position that is in all pairs; None if there is none.
 
-    If there are two, return that of the member that was already in such a pair with the predecessor of the
-    other one, or else the one without rank 0.
+    If there are two, return that of the member that is in more unconfirmed pairs, whose other half may be
+    missing for a known reason. If there are none, return that of the member that was already in such a pair
+    with the predecessor of the other one, or else the one that is new in the group, or else the one without
+    rank 0.
     """
     if not pairs:
         return None
     found = set(min(pairs)).intersection(*pairs)
+    counts = {each: sum(each in pair for pair in unconfirmed) for each in found}
+    found = {each for each in found if counts[each] == max(counts.values())}
     suspect = view.memory.positions.get(unreachable_members.suspect(view.memory, view.now_ns))
-    return suspect if suspect in found else max(found, default=None)
+    if suspect in found:
+        return suspect
+    names, untried = view.memory.placement, view.memory.untried
+    return max(found, key=lambda each: (names[each] in untried, each), default=None)
 
 
 def _fault(view: View, position: int, pairs: frozenset[tuple[int, int]]) -> Fault:

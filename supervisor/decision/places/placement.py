@@ -19,6 +19,8 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     only suspected to be faulty and there is no other member. If the group is smaller than requested and has
     trained for long enough, the remaining standbys are appended to it. A standby that then fails before the
     group's first step is left out again.
+
+    Standbys that were cut off from their peers, or failed when they joined, come after the others.
     """
     return tuple(name for _, name in _choose(view, policy))
 
@@ -43,7 +45,7 @@ def _choose(view: View, policy: Policy) -> tuple[tuple[int, str], ...]:
         and (m.departure is None or m.departure.may_stay)
         and members.is_ready(m, memory.nproc)
     ]
-    doubtful = unreachable_members.were_cut_off(memory)
+    doubtful = unreachable_members.were_cut_off(memory).union(memory.dropped)
     ready.sort(key=lambda m: (m.departure is not None, m.name in doubtful))
     standbys = [m.name for m in ready]
     if not memory.placement:

@@ -61,7 +61,12 @@ class Group:
             self.world.after(JOIN_MS, partial(self._join, rank.generation))
 
     def _join(self, generation: int) -> None:
-        now_ns = self.world.now_ns
+        now_ns, links = self.world.now_ns, self.world.links
+        if links is not None:
+            if not self._is_whole(self.ranks(generation)):
+                return
+            if links.hold_up(self, generation, -1, partial(self._join, generation)):
+                return
         for rank in self.ranks(generation):
             rank.marks = StartTimes(rank.marks.started_ns, now_ns, now_ns + RESTORE_MS * MS)
         self.world.after(RESTORE_MS, partial(self._begin, generation))
@@ -107,6 +112,10 @@ class Group:
             return
         if any(rank.away or rank.frozen for rank in ranks):
             return  # one rank is missing, and the others wait for it
+        links = self.world.links
+        if links and links.hold_up(self, generation, step, partial(self._backward, generation, step)):
+            self._stall(generation)
+            return
         bad = {rank.number for rank in ranks if self._take_cue(rank, step, ("nan",))}
         for rank in ranks:
             self._store(rank, step + 1)

@@ -16,6 +16,7 @@ from holdfast.protocol.member_messages import (
     RankProgress,
     RankStall,
 )
+from tests.simulation.cluster.links import Prober
 from tests.simulation.cluster.member import MS, Member, Rank
 
 PREPARE_MS, LOOK_MS, STOP_MS, SAVE_MS = 5, 100, 20, 50
@@ -42,10 +43,16 @@ class Sidecar:
     preparing: int = 0
     durable: CheckpointReport = field(default_factory=CheckpointReport)
     saving: int = 0
+    prober: Prober | None = None
+
+    def __post_init__(self) -> None:
+        links = self.member.world.links
+        self.prober = Prober(self, links) if links is not None else None
 
     def report(self) -> MemberReport:
         self.sequence += 1
         member = self.member
+        unreached, unreached_s = self.prober.unreached() if self.prober is not None else ((), 0.0)
         return MemberReport(
             protocol=PROTOCOL,
             member=member.name,
@@ -67,7 +74,14 @@ class Sidecar:
             prepare_error=self.prepare_error,
             prepare_generation=self.order.generation,
             durable=self.durable,
+            unreached=unreached,
+            unreached_s=unreached_s,
         )
+
+    @property
+    def is_late(self) -> bool:
+        """True if a rank of the member is late."""
+        return bool(self._stalls())
 
     def _stalls(self) -> tuple[RankStall, ...]:
         now_ns, limit_ns = self.member.world.now_ns, self.member.world.hang_ms * MS
@@ -87,6 +101,8 @@ class Sidecar:
         if order.generation > self.order.generation:
             self.prepare_error = ""
         self.order = order
+        if self.prober is not None:
+            self.prober.note_order()
         self.pursue()
 
     def pursue(self) -> None:

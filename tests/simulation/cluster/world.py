@@ -36,6 +36,7 @@ from supervisor.view.model import (
     Wait,
 )
 from tests.simulation.cluster.group import Group
+from tests.simulation.cluster.links import Links
 from tests.simulation.cluster.member import MS, Content, Member
 from tests.simulation.cluster.network import Network
 from tests.simulation.cluster.storage import Store
@@ -67,6 +68,7 @@ class World:
     hang_ms: int = 600
     peers_hang: bool = False  # as on a GPU, where a dead peer leaves the others waiting
     keeps_itself: bool = False  # the script never joins, so holdfast has none of its state
+    links: Links | None = None  # None: all members reach each other, and no sidecar probes this
     resizes: bool = False  # the script can go on with another number of ranks
     now_ns: int = BEGIN_NS
     points: int = 0

@@ -96,6 +96,29 @@ def test_a_neighbour_that_must_be_reached_is_reported_although_it_was_never_reac
     assert probe.unreached == (OTHER,)
 
 
+def test_nothing_must_be_reached_if_no_neighbour_ever_was(hosts: Hosts) -> None:
+    """A network policy probably allows only the connections of the ranks."""
+    hosts.away = {ONE, OTHER}
+    probe = NeighbourProbe()
+    for second in range(20):
+        poll(probe, float(second), late=True, settled=True)
+    for second in range(20, 40):
+        poll(probe, float(second), 2, must_reach=(OTHER,), late=True, settled=False)
+    assert not probe.unreached
+
+
+@pytest.mark.parametrize("must_reach", [(OTHER,), (ONE, OTHER)])
+def test_a_neighbour_must_still_be_reached_after_another_start(
+    hosts: Hosts, must_reach: tuple[str, ...]
+) -> None:
+    """The sidecar has reached another one, or it is new, so that all its neighbours must be reached."""
+    hosts.away = {OTHER} if must_reach == (OTHER,) else {ONE, OTHER}
+    probe = NeighbourProbe()
+    for second in range(40):
+        poll(probe, float(second), 1 + second // 20, must_reach=must_reach, late=True, settled=False)
+    assert probe.unreached == must_reach
+
+
 def test_an_attempt_without_a_result_proves_nothing(hosts: Hosts) -> None:
     probe = NeighbourProbe()
     poll(probe, 0.0, late=False, settled=True)

@@ -32,7 +32,16 @@ def test_dataclasses_and_collections_become_json_at_any_depth() -> None:
     found = recorded({"a": (RecordedPart(1, "x"), [RecordedPart(2)]), "b": MappingProxyType({"c": ()})})
     assert found == {"a": [{"number": 1}, [{"number": 2}]], "b": {"c": []}}
     assert recorded(OrderedDict(z=1, a=2)) == {"z": 1, "a": 2}
-    unrecorded = ("bystanders", "completion", "reduced_by", "sizes", "resizable", "joined", "dropped")
+    unrecorded = (
+        "bystanders",
+        "completion",
+        "reduced_by",
+        "sizes",
+        "resizable",
+        "joined",
+        "dropped",
+        "untried",
+    )
     assert list(recorded(memory())) == [each for each in JobState.__slots__ if each not in unrecorded]
 
 

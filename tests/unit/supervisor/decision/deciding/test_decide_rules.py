@@ -65,6 +65,7 @@ ORDER = {
         "save_after_fault",
         "preserve",
         "await_members",
+        "await_standby_for_swap",
         "pause_before_retry",
         "await_newer_state",
         "await_stored_state",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.protocol import codec
+from holdfast.protocol.launcher_messages import Ending, RankInspection
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import orders, transition, unreachable_members
 from supervisor.decision.decide import decide
@@ -21,8 +22,10 @@ from supervisor.view.model import (
     PastWarning,
     Policy,
     Secure,
+    Settle,
     Start,
     View,
+    Wait,
     Warn,
 )
 from tests.unit.supervisor.job_views import LAUNCH, S, launcher, member, progress, rank, report, view
@@ -253,8 +256,8 @@ def after_swap(*others: MemberView, history: tuple[PastFault, ...] = (SWAPPED,),
     return group(*there, count=2, placement=("m0", "m9"), history=history, **given)
 
 
-def restart(seen: View, policy: Policy) -> JobState:
-    """Return the job's state after the group has been secured and has started again."""
+def secured(seen: View, policy: Policy) -> View:
+    """Return the view after the group has been secured."""
     action = decide(seen, policy)
     assert isinstance(action, Secure)
     memory = transition.after(seen, action, policy)
@@ -266,7 +269,12 @@ def restart(seen: View, policy: Policy) -> JobState:
         )
         for each in seen.members
     )
-    stopped = replace(seen, memory=memory, members=ready, now_ns=seen.now_ns + S)
+    return replace(seen, memory=memory, members=ready, now_ns=seen.now_ns + S)
+
+
+def restart(seen: View, policy: Policy) -> JobState:
+    """Return the job's state after the group has been secured and has started again."""
+    stopped = secured(seen, policy)
     begun = decide(stopped, policy)
     assert isinstance(begun, Start)
     return transition.after(stopped, begun, policy)
@@ -331,3 +339,256 @@ def test_only_after_such_a_swap_members_must_reach_neighbours_that_they_have_nev
     for other in (after_swap(launch=LAUNCH, settled=True), after_swap(launch=LAUNCH, history=())):
         assert not must_reach(other, "m0")
         assert not must_reach(other, "m9")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("missing", [-1, 1])
+def test_if_a_half_is_missing_the_member_that_more_reports_name_is_replaced(cut: int, missing: int) -> None:
+    beside = {(cut - 1) % 4, (cut + 1) % 4}
+    there = [here(n, *({cut} if n in beside else ()), for_s=UNCONFIRMED_S) for n in range(4)]
+    there[cut] = here(cut, *beside, for_s=UNCONFIRMED_S)
+    lacks = (cut + missing) % 4
+    there[lacks] = here(lacks)
+    found = cut_off_members.due(group(*there, standby()), POLICY)
+    assert found is not None
+    assert found.member == f"m{cut}"
+
+
+@pytest.mark.parametrize("new", ["heard_ns", "back_ns"])
+def test_a_half_that_is_missing_because_a_connection_is_new_is_waited_for(new: str) -> None:
+    for since_s, for_s, is_due in ((39.0, 80.0, False), (40.0, 80.0, True), (1.0, 120.0, True)):
+        lacks = here(0, **{new: int((NOW_S - since_s) * S)})
+        there = (lacks, here(1, 0, 2, for_s=for_s), here(2, 1, for_s=for_s), here(3))
+        seen = group(*there, standby())
+        assert (cut_off_members.due(seen, POLICY) is not None) == is_due
+        assert cut_off_members.warning(group(*there), POLICY) is None or is_due
+
+
+BACK_NS = int((NOW_S - UNCONFIRMED_S) * S)
+BEFORE_NS = BACK_NS - 5 * S  # when the group completed its last step
+
+
+@pytest.mark.parametrize(
+    ("for_s", "count", "given", "is_due"),
+    [
+        (UNCONFIRMED_S, 3, {"back_ns": BACK_NS}, True),
+        (UNCONFIRMED_S, 5, {"heard_ns": BACK_NS}, True),
+        (UNCONFIRMED_S - 1, 5, {"back_ns": BACK_NS}, False),
+        (UNCONFIRMED_S, 5, {"back_ns": BACK_NS + S}, False),
+        (UNCONFIRMED_S, 5, {"back_ns": BEFORE_NS}, False),
+        (UNCONFIRMED_S, 2, {"back_ns": BACK_NS}, False),
+    ],
+    ids=["three", "five", "not for long", "it may still confirm", "it is not new", "one neighbour alone"],
+)
+def test_a_new_sidecar_need_not_confirm_what_both_neighbours_report(
+    for_s: float, count: int, given: dict[str, Any], is_due: bool
+) -> None:
+    there = [here(n, *((1,) if n in (0, 2) else ()), for_s=for_s, stepped_ns=BEFORE_NS) for n in range(count)]
+    there[1] = here(1, stepped_ns=BEFORE_NS, **given)
+    found = cut_off_members.due(group(*there, standby(), count=count), replace(POLICY, members=count))
+    assert (found is not None and found.member == "m1") == is_due
+
+
+@pytest.mark.parametrize("phase", ["eval", "paused"])
+def test_a_pause_that_the_script_declared_is_not_interrupted_before_its_limit(phase: str) -> None:
+    def pausing(left_s: float, **given: Any) -> View:
+        first = here(0)
+        assert first.report is not None
+        at = replace(progress(0, 9), phase=phase, pause_left_s=left_s)
+        state = launcher(rank(0, **given))
+        first = replace(first, report=replace(first.report, progress=(at,), launcher=state))
+        return group(first, *CUT_OFF[1:], standby())
+
+    assert cut_off_members.due(pausing(1200.0), POLICY) is None
+    assert not isinstance(decide(pausing(1200.0), POLICY), Secure | Warn)
+    for over in (pausing(0.0), pausing(1200.0, state="exited")):
+        found = cut_off_members.due(over, POLICY)
+        assert found is not None
+        assert found.member == "m2"
+
+
+def test_a_rank_under_a_debugger_is_not_interrupted_either() -> None:
+    first = here(0)
+    assert first.report is not None
+    look = RankInspection(0, 9, 3, 0, "t", 0.0, "", number=1, traced=True)
+    told = replace(first.report, looks=(look,), looked_for=1, look=1)
+    seen = group(replace(first, report=told), *CUT_OFF[1:], standby())
+    assert cut_off_members.due(seen, POLICY) is None
+
+
+def test_a_step_clears_the_member_that_stayed() -> None:
+    """It reaches the standby, so only the member that was replaced can have been at fault."""
+    memory = after_swap().memory
+    assert unreachable_members.suspect(memory, int(NOW_S * S)) == "m0"
+    settled = transition.after(replace(after_swap(), memory=memory), Settle(1, ""), TWO)
+    assert unreachable_members.suspect(settled, int(NOW_S * S)) == ""
+    assert [each.signature for each in settled.history] == [unreachable_members.SIGNATURE]
+    other = replace(memory, history=(VICTIM,))
+    assert transition.after(replace(after_swap(), memory=other), Settle(1, ""), TWO).history is other.history
+
+
+def test_a_swap_without_a_standby_is_waited_for_and_does_not_count() -> None:
+    policy = replace(POLICY, has_storage=False)
+    seen = group(*CUT_OFF, standby(), launch=LAUNCH)
+    stopped = secured(seen, policy)
+    away = replace(stopped, members=(*stopped.members[:-1], standby(connected=False)))
+    action = decide(away, policy)
+    assert isinstance(action, Wait)
+    assert action.until_ns == stopped.memory.since_ns + int(cut_off_members.STANDBY_S * S)
+    swap = decide(stopped, policy)
+    assert isinstance(swap, Start)
+    assert swap.placement == ("m0", "m1", "m9", "m3")
+    over = replace(away, now_ns=action.until_ns)
+    begun = decide(over, policy)
+    assert isinstance(begun, Start)
+    assert begun.placement == ("m0", "m1", "m2", "m3")
+    memory = transition.after(over, begun, policy)
+    assert [each.signature for each in memory.history] == [unreachable_members.KEPT]
+    assert unreachable_members.suspect(memory, over.now_ns) == ""
+    assert not unreachable_members.were_cut_off(memory)
+
+
+# -- members that are new in the group
+
+
+def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
+    """Return the members that a member must reach according to its order."""
+    urls = orders.order_for(memory, name, policy, None).must_reach
+    return {url.removeprefix("http://").removesuffix(":1") for url in urls}
+
+
+def test_a_member_and_its_new_neighbours_must_reach_each_other_until_the_group_completes_a_step() -> None:
+    memory = restart(group(*CUT_OFF, standby(), launch=LAUNCH), replace(POLICY, has_storage=False))
+    assert memory.untried == ("m9",)
+    memory = passed_on(memory)
+    wanted: dict[str, set[str]] = {"m0": set(), "m1": {"m9"}, "m9": {"m1", "m3"}, "m3": {"m9"}}
+    assert {name: must_reach(memory, name) for name in memory.placement} == wanted
+    settled = transition.after(view(phase="running"), Settle(1, ""), POLICY)
+    assert settled.untried == ()
+    assert not any(must_reach(replace(memory, settled=True), name) for name in memory.placement)
+
+
+def test_a_member_stays_new_until_the_group_completes_a_step() -> None:
+    seen = group(*CUT_OFF, standby(), untried=("m1", "m2"))
+    memory = restart(seen, replace(POLICY, has_storage=False))
+    assert memory.untried == ("m1", "m9")
+    local = replace(POLICY, members_created_externally=False, has_storage=False)
+    crashed = without_peers(group(here(0), here(1), here(2), here(3), standby()), "exception")
+    assert restart(crashed, local).untried == ()
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_of_a_pair_the_member_that_is_new_goes(new: int) -> None:
+    seen = group(here(0, 1), here(1, 0), standby(), count=2, untried=(f"m{new}",))
+    found = cut_off_members.due(seen, TWO)
+    assert found is not None
+    assert found.member == f"m{new}"
+
+
+def test_a_member_that_failed_on_joining_gets_no_ranks_before_others() -> None:
+    names = ("m0", "m1", "m2")
+    there = (here(0), here(1), standby(4), standby(5))
+    seen = group(*there, count=4, placement=names, dropped=("m4",))
+    assert placement.choose_members(seen, replace(POLICY, members=3)) == ("m0", "m1", "m5")
+
+
+def test_a_member_that_has_just_joined_leaves_without_a_standby() -> None:
+    policy = replace(POLICY, min_members=3)
+    for joined, leaves in ((("m2",), True), (("m3",), False), ((), False)):
+        seen = group(*CUT_OFF, settled=False, resizable=True, joined=joined)
+        assert (cut_off_members.due(with_age(seen, FIRST_STEP_S), policy) is not None) == leaves
+
+
+def with_age(seen: View, for_s: float) -> View:
+    """Return `seen` with reports that have lasted for `for_s`."""
+    there = tuple(
+        replace(each, report=replace(each.report, unreached_s=for_s if each.report.unreached else 0.0))
+        for each in seen.members
+        if each.report is not None
+    )
+    return replace(seen, members=there)
+
+
+# -- ranks that fail because they cannot connect
+
+VICTIM = PastFault("victim", 0, "m0", 9, "distributed 1", 990 * S, 1)
+EVIDENCE_S = cut_off_members.EVIDENCE_S
+
+
+def without_peers(seen: View, kind: str = "distributed", **given: Any) -> View:
+    """Return `seen` with a rank of m0 that has failed, in a group that has not completed a step again."""
+    first = seen.members[0]
+    assert first.report is not None
+    ending = Ending(int(NOW_S * S), 1, None, False, kind, 0, "Connection closed by peer")
+    state = launcher(rank(0, ending))
+    failed = replace(first, report=replace(first.report, launcher=state))
+    given = {"settled": False, "history": (VICTIM,), "since_ns": int((NOW_S - 1) * S), **given}
+    return replace(seen, memory=replace(seen.memory, **given), members=(failed, *seen.members[1:]))
+
+
+ALL_REACHED = group(here(0), here(1), here(2), here(3), standby())
+
+
+def test_ranks_that_lose_their_peers_again_are_restarted_only_after_the_sidecars_could_report() -> None:
+    seen = without_peers(ALL_REACHED)
+    action = decide(seen, POLICY)
+    assert isinstance(action, Wait)
+    assert action.until_ns <= seen.memory.since_ns + int(EVIDENCE_S * S)
+    later = replace(seen, now_ns=seen.memory.since_ns + int(EVIDENCE_S * S))
+    action = decide(later, POLICY)
+    assert isinstance(action, Secure)
+    assert [each.kind for each in action.faults] == ["victim"]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        without_peers(ALL_REACHED, "exception"),
+        without_peers(ALL_REACHED, history=()),
+        without_peers(ALL_REACHED, history=(replace(VICTIM, step=8),)),
+        without_peers(ALL_REACHED, history=(replace(VICTIM, kind="crash"),)),
+        without_peers(ALL_REACHED, settled=True),
+        without_peers(ALL_REACHED, stop="graceful"),
+        without_peers(replace(ALL_REACHED, members=(*ALL_REACHED.members[:3], here(3, silent_s=2.0)))),
+    ],
+    ids=[
+        "an exception of the script",
+        "the first time",
+        "the group has completed steps in between",
+        "after another fault",
+        "the generation has completed a step",
+        "the user stops the run",
+        "a member may be lost",
+    ],
+)
+def test_otherwise_they_are_restarted_at_once(seen: View) -> None:
+    assert isinstance(decide(seen, POLICY), Secure)
+    assert not cut_off_members.held_until_ns(seen, POLICY)
+
+
+def test_on_one_machine_they_are_restarted_at_once() -> None:
+    assert isinstance(decide(without_peers(ALL_REACHED), replace(POLICY, members=4, standby=0)), Wait)
+    local = replace(POLICY, members_created_externally=False)
+    assert isinstance(decide(without_peers(ALL_REACHED), local), Secure)
+
+
+def test_a_member_that_is_cut_off_is_replaced_as_soon_as_ranks_have_failed() -> None:
+    """Ranks that have failed neither load nor compile."""
+    for seen in (group(*CUT_OFF, standby()), group(*CUT_OFF, standby(), history=())):
+        action = decide(without_peers(seen), POLICY)
+        assert isinstance(action, Secure)
+        assert [each.member for each in action.faults] == ["m2"]
+    late = without_peers(group(*CUT_OFF, standby()), since_ns=0, history=())
+    assert [each.member for each in getattr(decide(late, POLICY), "faults", ())] == ["m2"]
+
+
+def test_without_a_standby_the_group_is_not_restarted_while_a_member_is_cut_off() -> None:
+    seen = without_peers(group(*CUT_OFF))
+    action = decide(seen, POLICY)
+    assert isinstance(action, Warn)
+    assert action.why.endswith("no standby is ready")
+    since_ns = seen.memory.since_ns
+    known = replace(seen.memory, warned=(PastWarning(action.place, action.why),))
+    for after_s, is_held in ((EVIDENCE_S + 1, True), (cut_off_members.HELD_S, False)):
+        later = replace(seen, memory=known, now_ns=since_ns + int(after_s * S))
+        assert isinstance(decide(later, POLICY), Wait if is_held else Secure)
