@@ -1,6 +1,7 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the content as last read, however old it is. If the object is unknown or its
+A lookup never waits. It returns the content as last read, however old it is, and the same object as before if
+the content is unchanged. If the object is unknown or its
 content is old, the lookup also starts a read. Failures never evict an object, because an API server that has
 just started refuses all requests until it has loaded its access rules, and a single kind's API can hang.
 """
@@ -180,8 +181,11 @@ class ObjectCache:
             kind.failures = entry.failures = 0
             entry.due_s = self._now_s() + FRESH_S
             entry.refusal = ""
-            if _uid(found) == identity.uid or entry.content is None or _uid(entry.content) != identity.uid:
-                entry.content, entry.size = found, size
+            is_right = _uid(found) == identity.uid
+            if is_right or entry.content is None or _uid(entry.content) != identity.uid:
+                entry.size = size
+                if found != entry.content:  # what callers have derived from an equal object remains valid
+                    entry.content = found
         finally:
             entry.is_reading = False
             kind.reading -= 1
