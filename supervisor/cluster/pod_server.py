@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -17,10 +18,11 @@ from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
-from supervisor.controller.reports.routine_reports import is_routine
+from supervisor.controller.reports.routine_reports import is_routine, only_has_snapshots
 
 UNREACHABLE_S = 10.0  # after this time, the connection of a member whose host does not answer ends
 COME_S = 30.0  # how long members have to connect to a new supervisor
+SOON_S = 0.5  # how long new snapshots wait for those of the job's other members, which take theirs now too
 
 
 class PodServer(MemberServer):
@@ -41,7 +43,8 @@ class PodServer(MemberServer):
         refused: Callable[[str], None] = lambda why: None,
         may_order: Callable[[], bool] = lambda: True,
     ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports.
+        """While `is_calm` returns True, `changed` is not called for routine reports, and `SOON_S` later for
+        reports of new snapshots.
 
         `refused` is called with each new reason for refusing a report. While `may_order` returns False,
         orders wait.
@@ -51,6 +54,7 @@ class PodServer(MemberServer):
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
         self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
         self._began_ns = time.monotonic_ns()
+        self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
 
     def connection(self, member: str) -> MemberConnection:
         is_new = member not in self.connections
@@ -91,8 +95,24 @@ class PodServer(MemberServer):
     def tell_refusal(self, why: str) -> None:
         self._report_refused(why)
 
-    def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
-        return not (self._is_calm() and is_routine(before, report, is_update))
+    def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
+        if self._is_calm():
+            if is_routine(before, report, is_update):
+                return
+            if only_has_snapshots(before, report):
+                if self._soon is None:
+                    self._soon = asyncio.get_running_loop().call_later(SOON_S, self._snapshots_reported)
+                return
+        self._changed()
+
+    def _snapshots_reported(self) -> None:
+        self._soon = None
+        self._changed()
+
+    def close(self) -> None:
+        super().close()
+        if self._soon is not None:
+            self._soon.cancel()
 
     def responds(self, member: str) -> bool:
         """True if the member is connected and its launcher responds."""

@@ -156,6 +156,7 @@ class SupervisedJob:
         )
         self._departures = JobDepartures(self.backend, self._evictions, self._events, self._wake)
         self._evidence = HardwareEvidence(f"{group.key.namespace}/{group.key.name}", context.note_run_fault)
+        self._updated = asyncio.Event()  # set by `update`
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
 
     # -- called by the registry
@@ -170,6 +171,7 @@ class SupervisedJob:
     def update(self, group: PodGroup) -> None:
         """Set the current pods and settings. A changed size or policy takes effect with the next run."""
         self.group = group
+        self._updated.set()
         self.update_pods(group.pods)
         self._compare_sizes()
 
@@ -479,6 +481,10 @@ class SupervisedJob:
         A run needs to keep its size from the first start of its ranks until all of its pods are gone.
         """
         while True:
+            if self.group.size == _size(job.policy):
+                self._updated.clear()
+                await self._updated.wait()
+                continue
             await asyncio.sleep(POLL_S)
             stated, memory = self.group.size, job.memory
             if stated == _size(job.policy) or memory.phase in ENDING_PHASES or not self.backend.pods:
@@ -496,17 +502,17 @@ class SupervisedJob:
         """
         ended: dict[str, PodMember] = {}  # the run's pods that have ended, even if they are gone
         since_s = time.monotonic()  # when the run last had a pod that had not ended
-        while True:
-            if job.memory.phase == "forming":
-                pods = [pod for pod in self._pods if not (pod.uid in self._earlier or pod.is_standby)]
-                ended |= {pod.uid: pod for pod in pods if pod.has_ended and not pod.is_leaving}
-                now_s = time.monotonic()
-                if any(not pod.has_ended for pod in pods):
-                    since_s = now_s
-                found = succession.end_before_start(ended.values(), pods, job.policy.members, now_s - since_s)
-                if found is not None:
-                    job.end_before_start(found)
+        while job.memory.phase == "forming":  # a run never returns to this phase
+            pods = [pod for pod in self._pods if not (pod.uid in self._earlier or pod.is_standby)]
+            ended |= {pod.uid: pod for pod in pods if pod.has_ended and not pod.is_leaving}
+            now_s = time.monotonic()
+            if any(not pod.has_ended for pod in pods):
+                since_s = now_s
+            found = succession.end_before_start(ended.values(), pods, job.policy.members, now_s - since_s)
+            if found is not None:
+                job.end_before_start(found)
             await asyncio.sleep(POLL_S)
+        await asyncio.Event().wait()
 
     def _end_members(self, job: Job) -> None:
         """Order all members of the run to end, including members that connect later.

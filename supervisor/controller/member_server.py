@@ -313,13 +313,13 @@ class MemberServer:
         self._refuse("other namespaces need the memory that the reports of this one take")
         self._changed()
 
-    def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
-        """True if `changed` must be called for `report`.
+    def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
+        """Call `changed` for `report`, which was just accepted.
 
         `before` is the previous report, if any. With `is_update`, `report` differs from it only in passing
         values.
         """
-        return True
+        self._changed()
 
     def _receive(self, line: MemberConnection, report: MemberReport, is_update: bool) -> None:
         before, launcher = line.report if line.connected else None, line.launcher
@@ -327,8 +327,7 @@ class MemberServer:
         if is_update and line.launcher is not launcher:  # its times have been corrected
             is_update = False
             line.budget.charge(CONVERTED_BYTES * len(line.launcher.ranks if line.launcher else ()))
-        if self.is_news(before, accepted, is_update):
-            self._changed()
+        self.note_report(before, accepted, is_update)
 
     def _accept(self, line: MemberConnection, report: MemberReport) -> MemberReport:
         """Store and return `report`, under the name of its member and with times on this clock."""

@@ -28,7 +28,7 @@ class CheckpointSource(Protocol):
         """Have storage listed as soon as possible."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Record that a member has written a checkpoint."""
+        """Use what a member reports about its checkpoints. Called for each member in each round."""
 
     def doubt(self) -> None:
         """Mark all checkpoints as unverified."""

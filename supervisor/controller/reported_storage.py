@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from holdfast.protocol.member_messages import (
@@ -15,7 +16,7 @@ from holdfast.protocol.member_messages import (
 )
 from supervisor.view.model import UNREAD, Checkpoint, StorageContents, UnusableCheckpoint
 
-POLL_S = 0.5  # the interval between checks of the members' newest listings
+POLL_S = 2.0  # the longest time between two checks of the members' newest listings
 
 
 class ReportedStorage:
@@ -40,21 +41,25 @@ class ReportedStorage:
         self._is_durable = is_durable
         self._reports = reports
         self._changed = changed
+        self._is_due = asyncio.Event()  # set when a member may have reported a new listing
         self._listing: StorageListing | None = None
         self.stored = StorageContents(error=UNREAD, failed_ns=time.monotonic_ns())
 
     async def run(self) -> None:
         """Follow the members' listings as they change. Never returns."""
         while True:
+            self._is_due.clear()
             if self._update():
                 self._changed()
-            await asyncio.sleep(POLL_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._is_due.wait(), POLL_S)
 
     def request_rescan(self) -> None:
         """Do nothing, because members list the storage at short intervals and after each checkpoint."""
 
     def on_report(self, durable: CheckpointReport) -> None:
-        """Do nothing, because a listing includes the last save request that its member has handled."""
+        """Check the members' listings now. A listing includes the last save request of its member."""
+        self._is_due.set()
 
     def doubt(self) -> None:
         """Do nothing, because every restore verifies what it reads."""

@@ -38,6 +38,7 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # between two rounds
+IDLE_POLL_S = 5.0  # the same, for a job that wants no standby and has none
 SEEN_S = 10.0  # the longest time until the next round sees a created or deleted pod
 RETRY_S = (5.0, 10.0, 30.0, 60.0)  # after the first, second, third and later failures in a row
 ROOM_S = 30.0  # replaces longer times of `RETRY_S` while no node has room
@@ -94,10 +95,14 @@ class StandbyPods:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        poll_s = POLL_S
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
             needs = self._needs()
+            poll_s = POLL_S
             if needs is not None:
+                if not needs.policy.standby and not _standbys(needs):
+                    poll_s = IDLE_POLL_S
                 await self._round(needs, time.monotonic())
 
     def restore(self, shown: Mapping[str, Any]) -> None:

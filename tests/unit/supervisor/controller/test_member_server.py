@@ -411,9 +411,8 @@ def test_an_update_that_corrects_the_clock_is_news_and_costs_what_it_makes_us_co
     update: bool, cost: float
 ) -> None:
     class Recording(MemberServer):
-        def is_news(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> bool:
+        def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
             self.is_news_of.append(not is_update)  # type: ignore[attr-defined]
-            return False
 
     assert corrected(Recording(lambda: 0, lambda: None, clock="ours"), update) == (True, cost)
 

@@ -176,12 +176,20 @@ def test_the_time_that_storage_may_fail_begins_when_a_member_first_lists_it(
 
 
 async def test_a_change_is_reported_as_soon_as_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reported_storage, "POLL_S", 0.001)
-    members, changed = Members(listing(4)), asyncio.Event()
+    """A round of the job, and therefore a report, is enough. Without one, storage is polled."""
+    for poll_s in (0.001, 600.0):
+        monkeypatch.setattr(reported_storage, "POLL_S", poll_s)
+        await follow(Members(listing(4)), is_reported=poll_s > 1)
+
+
+async def follow(members: Members, is_reported: bool) -> None:
+    changed = asyncio.Event()
     members.storage = ReportedStorage(members.reports, changed.set)
     running = asyncio.create_task(members.storage.run())
     for step in (4, 5):
         members.listings = (listing(step),)
+        if is_reported:
+            members.storage.on_report(CheckpointReport())
         await asyncio.wait_for(changed.wait(), 20)
         changed.clear()
         assert members.steps == [step]

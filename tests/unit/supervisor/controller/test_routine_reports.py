@@ -11,13 +11,20 @@ from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import (
     PASSING,
     PASSING_PROGRESS,
+    HeldChecksum,
     HeldSnapshot,
     MemberReport,
     MemoryUse,
     RankProgress,
     RankStall,
 )
-from supervisor.controller.reports.routine_reports import is_calm, is_routine
+from supervisor.controller.reports.routine_reports import (
+    OF_SNAPSHOTS,
+    OF_SNAPSHOTS_PROGRESS,
+    is_calm,
+    is_routine,
+    only_has_snapshots,
+)
 from supervisor.view.model import LateRank, OpenIncident, PendingException, StallWatch
 from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
 
@@ -59,13 +66,43 @@ def test_a_report_that_may_need_a_decision_is_not_routine(change: dict[str, Any]
     assert not is_routine(BEFORE, replace(BEFORE, **change))
 
 
+SNAPSHOT, NEXT = HeldSnapshot(1, 4, 8), HeldSnapshot(1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "can_wait"),
+    [
+        ({"slots": (NEXT, SNAPSHOT)}, True),
+        ({"seals": (HeldChecksum(1, 4, 8, 5),)}, True),
+        ({"progress": (progress(0, 7), replace(progress(1, 8), snapshot_step=8))}, True),
+        ({"slots": (NEXT, SNAPSHOT), "launcher": None}, False),
+        ({"slots": (NEXT, SNAPSHOT), "secured_for": 1}, False),
+        ({"slots": (NEXT, SNAPSHOT), "progress": (progress(0, 7), progress(1, 6))}, False),
+        (
+            {"slots": (NEXT, SNAPSHOT), "progress": (progress(0, 7), replace(progress(1, 8), late=(8,)))},
+            False,
+        ),
+        ({"slots": (NEXT, SNAPSHOT), "progress": BEFORE.progress[:1]}, False),
+    ],
+)
+def test_only_further_snapshots_can_wait(change: dict[str, Any], can_wait: bool) -> None:
+    before = replace(BEFORE, slots=(SNAPSHOT,))
+    assert not is_routine(before, replace(before, **change))
+    assert only_has_snapshots(before, replace(before, **change)) is can_wait
+
+
+def test_the_first_snapshot_of_a_member_cannot_wait_because_the_next_supervisor_must_know_of_it() -> None:
+    assert not only_has_snapshots(BEFORE, replace(BEFORE, slots=(SNAPSHOT,)))
+    assert not only_has_snapshots(None, replace(BEFORE, slots=(SNAPSHOT,)))
+
+
 def test_the_first_report_of_a_connection_is_not_routine() -> None:
     assert not is_routine(None, BEFORE)
 
 
 def test_the_table_of_ignored_fields_names_only_existing_ones() -> None:
-    assert {each.name for each in fields(MemberReport)} >= {*PASSING}
-    assert {each.name for each in fields(RankProgress)} >= {*PASSING_PROGRESS}
+    assert {each.name for each in fields(MemberReport)} >= {*PASSING, *OF_SNAPSHOTS}
+    assert {each.name for each in fields(RankProgress)} >= {*PASSING_PROGRESS, *OF_SNAPSHOTS_PROGRESS}
 
 
 @pytest.mark.parametrize(

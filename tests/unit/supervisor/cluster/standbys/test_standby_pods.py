@@ -6,15 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.pods import PodMember, pod_policy, read_pod
+from supervisor.cluster.standbys import standby_pods
 from supervisor.cluster.standbys.node_fit import read_pod_needs
 from supervisor.cluster.standbys.plan import PLACE_S
-from supervisor.cluster.standbys.standby_pods import SEEN_S, StandbyNeeds, StandbyPods
+from supervisor.cluster.standbys.standby_pods import (
+    IDLE_POLL_S,
+    POLL_S,
+    SEEN_S,
+    StandbyNeeds,
+    StandbyPods,
+)
 from supervisor.cluster.supervision.contents import KIND, SUPERVISIONS
 from supervisor.kubernetes.errors import ApiError
 from supervisor.view.model import JobState
@@ -304,3 +312,34 @@ async def test_what_standbys_reserve_is_shown_and_outlives_the_leader() -> None:
         later = Place(there.served, there.found)
         later.pods.restore(shown)
         assert later.pods.shown()["coreHours"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_standby", "pauses"),
+    [(0, False, [POLL_S, IDLE_POLL_S, IDLE_POLL_S]), (1, False, [POLL_S] * 3), (0, True, [POLL_S] * 3)],
+)
+async def test_a_job_without_standbys_is_looked_at_less_often(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, has_standby: bool, pauses: list[float]
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) > 2:
+            raise asyncio.CancelledError
+
+    async def no_round(needs: StandbyNeeds, now_s: float) -> None:
+        pass
+
+    async with place() as there:
+        await there.round(0.0)
+        if has_standby:
+            there.run("n3")
+        else:
+            there.others.add("gpt-standby-1")
+        there.policy = replace(there.policy, standby=wanted)
+        monkeypatch.setattr(there.pods, "_round", no_round)
+        monkeypatch.setattr(standby_pods, "asyncio", SimpleNamespace(sleep=sleep))
+        with pytest.raises(asyncio.CancelledError):
+            await there.pods.run()
+    assert slept == pauses
