@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.agent import inbox as module
 from nodeagent.agent.inbox import MAX_EVENTS, MAX_EXACT, MAX_SAMPLES, Inbox, gravity
+from nodeagent.evaluation.bursts import GAP_S
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import VERDICT_XID, Level, Observation
 from nodeagent.policy import loading
@@ -74,7 +75,7 @@ def test_a_new_event_thins_as_if_all_events_were_thinned_again(
         module._insert(waiting, xid(79, at_s))
         again = list(waiting)
         for n in range(len(again) - MAX_EXACT, 0, -1) if len(again) > 2 * MAX_EXACT else ():
-            module._thin(again, n, module.GAP_S)
+            module._thin(again, n, GAP_S)
         assert again == waiting
 
 
