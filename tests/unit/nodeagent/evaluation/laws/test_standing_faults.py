@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from nodeagent.evaluation import growth
 from nodeagent.evaluation.bursts import MAX_BURSTS
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
-from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, sample, xid
+from nodeagent.policy.rules import Clears
+from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, meaning, sample, xid
 
 REPLACE = (Level.UNHEALTHY, Action.REPLACE)
 RESET = (Level.UNHEALTHY, Action.RESET_GPU)
@@ -268,6 +270,19 @@ def test_the_age_counts_from_when_the_level_was_reached() -> None:
     seen = [xid(154, 0.0, "drain_p2p"), xid(154, 300.0, "reboot_node"), xid(154, 600.0, "reset_gpu")]
     [found] = shown(*seen, now_s=601.0)
     assert (found.level, found.action, found.since_s) == (*RESET, 300.0)
+
+
+def test_a_finding_that_needs_a_remedy_is_lasting_although_its_worst_judgement_ends_by_itself() -> None:
+    by_itself = meaning(Level.UNHEALTHY, Action.CONTACT_SUPPORT, hold_s=600.0)
+    by_reset = meaning(Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET)
+    chains = [[((0.0, 0.0), by_itself, "a")], [((1.0, 1.0), by_reset, "b")]]
+    for now_s, action in ((10.0, Action.CONTACT_SUPPORT), (601.0, Action.RESET_GPU)):
+        stands, _ = standing(chains, EndMarks(), now_s)
+        assert stands is not None
+        assert (stands.worst.action, stands.lasting) == (action, True)
+    stands, _ = standing(chains, EndMarks(resets=[2.0]), 10.0)
+    assert stands is not None
+    assert not stands.lasting
 
 
 def test_what_stands_is_never_forgotten() -> None:
