@@ -61,8 +61,14 @@ def _insert(waiting: list[Observation], new: Observation) -> None:
     waiting.insert(at, new)
     for n in (at + 1, at, at - 1):
         _thin(waiting, n, MOMENT_S)
-    if len(waiting) > 2 * MAX_EXACT:
-        for n in range(len(waiting) - MAX_EXACT, 0, -1):
+    oldest_exact = len(waiting) - MAX_EXACT
+    if oldest_exact == MAX_EXACT + 1:  # the older events are thinned for the first time
+        for n in range(oldest_exact, 0, -1):
+            _thin(waiting, n, GAP_S)
+    elif oldest_exact > MAX_EXACT:  # they have been thinned, except around the new event and the last of them
+        for n in sorted(
+            {min(each, oldest_exact) for each in (at - 1, at, at + 1, oldest_exact)}, reverse=True
+        ):
             _thin(waiting, n, GAP_S)
 
 

@@ -255,9 +255,14 @@ def _read(path: Path) -> SavedState:
     if int(size) != len(raw) or int(crc, 16) != zlib.crc32(raw):
         raise ValueError("its size or checksum is not that of its first line, so it is torn or damaged")
     found = json.loads(raw, parse_float=_finite, parse_constant=_finite)
+    if not isinstance(found, dict) or not isinstance(found.get("version"), int):
+        raise ValueError("its content is damaged: it is not an object with a version")
     if found["version"] > VERSION:
         raise _WrittenByNewerAgent(found["version"])
-    return _from_json(found)
+    try:
+        return _from_json(found)
+    except MALFORMED as error:
+        raise ValueError(f"its content is damaged ({type(error).__name__}: {_brief(error)})") from error
 
 
 def _finite(text: str) -> float:

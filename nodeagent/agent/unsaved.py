@@ -4,7 +4,8 @@ On a full disk, nothing new can be written. A small file is therefore created wh
 overwritten in place when a save fails, which needs no new block on most file systems (not on btrfs and ZFS).
 The mark is the first line of the saved file that is out of date. The next successful save replaces that file,
 which makes the mark void, so no order of writes and no kill leaves a wrong mark. Each generation of owners
-(`claim`) has its own file.
+(`claim`) has its own file. A successor that finds the disk full cannot create one, so it uses that of the
+newest generation that has one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def reserve(folder: Path, generation: int) -> None:
 
 def mark(folder: Path, generation: int, head: bytes) -> None:
     """Record that the saved file with this first line is out of date. Raises OSError."""
-    descriptor = os.open(_path(folder, generation), os.O_WRONLY | os.O_CLOEXEC)
+    paths = [_path(folder, each) for each in range(generation, -1, -1)]
+    path = next((each for each in paths if each.exists()), paths[0])
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(descriptor, _padded(head), 0)
         os.fsync(descriptor)

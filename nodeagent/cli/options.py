@@ -75,7 +75,7 @@ def _check_publishing(found: argparse.Namespace) -> None:
 
 
 def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1, 0.5)
+    close = difflib.get_close_matches(word, list(known), 1, 0.75 if word.startswith("--") else 0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}expected {', '.join(known)}"
 

@@ -22,7 +22,7 @@ from nodeagent.sysfs import sensor as sysfs
 _IN_LOGS = frozenset({"cleared", "observations_dropped"})  # in addition to the checks of kernel lines
 _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of itself
     "nvml-events": events.CHECKS,
-    "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced"},
+    "nvml-polling": polling.CHECKS | {"gpu_reset", "replaced", "gpu_unavailable"},
     "host": host.CHECKS | {GONE},
     "sysfs": sysfs.CHECKS | {GONE},
     "agent": frozenset(

@@ -13,9 +13,10 @@ it, such as a boot days ago.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import inf
 from typing import Any
 
@@ -26,6 +27,7 @@ MOMENT_S = 1.0  # a driver writes the lines of one fault within milliseconds of 
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = MOST_BURSTS
+MAX_BOOTS = 1024  # with signs between all of them; a node in a boot loop boots a few hundred times a day
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
@@ -43,7 +45,7 @@ class EventBursts:
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
-    newest_exact: bool = False  # of very many moments, the oldest become one, whatever is between them
+    exact: bool = False  # the moments have no limit here: of very many boots, `thinned_boots` decides
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -89,7 +91,7 @@ class EventBursts:
 
     def _join_the_rest(self, other: EventBursts) -> None:
         both = [self.moments, other.moments]
-        moments = union_bursts(both, MOMENT_S) if self.newest_exact else union_moments(both)
+        moments = merged_bursts(both, MOMENT_S) if self.exact else union_moments(both)
         self.moments = self.spans if moments == self.spans else moments  # one list takes less memory
         if other.inherited:
             self.inherited = union_bursts([self.inherited, other.inherited])
@@ -149,11 +151,11 @@ class EventBursts:
         """
         spans, texts, sources = raw
         made = cls(
-            _loaded(spans),
+            loaded_spans(spans),
             [(float(at_s), str(text)) for at_s, text in texts[:MAX_TEXTS]],
-            inherited=_loaded(inherited),
-            recurring=_loaded(recurring),
-            moments=_loaded(moments),
+            inherited=loaded_spans(inherited),
+            recurring=loaded_spans(recurring),
+            moments=loaded_spans(moments),
         )
         if not made.spans:
             raise ValueError("an event without bursts")
@@ -195,6 +197,32 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     ]
 
 
+def thinned_boots(boots: Sequence[Burst], signs_s: Sequence[float]) -> list[Burst]:
+    """Return the boots, in order; of more than `MAX_BURSTS`, merge adjacent ones without a sign between them.
+
+    Such a boot separates no faults, and ends none that the next one does not end. The merged boot has the
+    time of the later one, so what a boot ends never ends earlier, and all the time that the node was off. The
+    oldest are merged first. Beyond `MAX_BOOTS`, they are merged even if there is a sign between them.
+
+    Args:
+        boots: From the last time that the agent ran before each boot until that boot, in order.
+        signs_s: The times of everything that a boot may separate or end, in order.
+    """
+    surplus, found = len(boots) - MAX_BURSTS, list(boots[:1])
+    for boot in boots[1:]:
+        if surplus > 0 and bisect_left(signs_s, found[-1][1]) == bisect_right(signs_s, boot[1]):
+            found[-1] = _joined_boot(found[-1], boot)
+            surplus -= 1
+        else:
+            found.append(boot)
+    rest = len(found) - MAX_BOOTS
+    return [reduce(_joined_boot, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
+
+
+def _joined_boot(before: Burst, boot: Burst) -> Burst:
+    return boot[0] - (before[1] - before[0]), boot[1]
+
+
 def merged_bursts(
     all_spans: Iterable[Sequence[Burst]], gap_s: float, cuts: Sequence[float] = ()
 ) -> list[Burst]:
@@ -229,8 +257,9 @@ def _events_within(span: Burst, moments: Iterable[Burst], from_s: float, until_s
     return merged_bursts([_inside(span, moments)], GAP_S)
 
 
-def _loaded(spans: Any) -> list[Burst]:
-    return [(float(first), float(last)) for first, last in tuple(spans)[:MAX_BURSTS]]
+def loaded_spans(spans: Any, limit: int = MAX_BURSTS) -> list[Burst]:
+    """Return dumped spans. Raises ValueError or TypeError if they are malformed."""
+    return [(float(first), float(last)) for first, last in tuple(spans)[:limit]]
 
 
 def _clipped(spans: Iterable[Burst], from_s: float, until_s: float) -> list[Burst]:

@@ -139,6 +139,10 @@ class DeviceSlots:
         """Return when the first GPU of this history was last seen; a later boot may begin or end an era."""
         return min((each.seen_s for each in self._placements), default=inf)
 
+    def sightings_s(self) -> list[float]:
+        """Return the first and last time of each GPU in each slot, in no particular order."""
+        return [at_s for each in self._placements for at_s in (each.from_s, each.seen_s)]
+
     def eras(self, entity: str, boots: Sequence[float]) -> tuple[Era, ...]:
         """Return where and when the evidence about the GPU now in a slot was collected.
 

@@ -156,9 +156,11 @@ class Evaluator:
             evidence.renew()
             self._judge.revise()
         self._judge.revise_event(event, seen.at_s)
-        is_new = variants.setdefault(seen.variant, EventBursts(newest_exact=seen.check == "boot")).add(seen)
+        is_new = variants.setdefault(seen.variant, EventBursts(exact=seen.check == "boot")).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
+        if seen.check == "boot":
+            evidence.thin_boots()
         if seen.check in MARKS:
             evidence.note_mark(seen, self.policy)
         return is_new

@@ -277,6 +277,7 @@ class Standing:
     worst: Judgement
     since_s: float  # since when judgements of this level or worse have been in force without a gap
     last_s: float
+    lasting: bool  # a judgement of this level ends only with a remedy, even if the worst one ends before
 
 
 def finding_of(
@@ -307,7 +308,7 @@ def finding_of(
         evidence=tuple(text for _, text in texts),
         clears=_clears(worst),
         sources=tuple(sorted(sources)),
-        lasting=worst.ends_s == inf,
+        lasting=stands.lasting,
         overridden=worst.by,
         of_events=True,
     )
@@ -358,7 +359,8 @@ def standing(
         live, key=lambda each: (*each.gravity, each.ends_s, each.again, each.why, each.by, each.hold_s)
     )
     since_s = _unbroken_since_s([burst for level, burst in segments if level >= worst.level])
-    return Standing(worst, since_s, spans[-1][1]), min(each.ends_s for each in live)
+    lasting = any(each.ends_s == inf and each.level is worst.level for each in live)
+    return Standing(worst, since_s, spans[-1][1], lasting), min(each.ends_s for each in live)
 
 
 def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts
+from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts, thinned_boots
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
@@ -240,17 +240,33 @@ class Evidence:
         return sorted(last for _, last in self._boot_spans())
 
     def off(self) -> list[Burst]:
-        """Return the periods when the node was off, oldest first: from the agent's last time to the boot.
-
-        The oldest of very many boots are stored as one span, which also covers time between them.
-        """
-        variants = self.events.get((NODE, "boot", 0), {})
-        exact = (each.moments[len(each.moments) == MAX_BURSTS :] for each in variants.values())
-        return sorted(span for spans in exact for span in spans if span[0] < span[1])
+        """Return the periods when the node was off, oldest first: from the agent's last time to the boot."""
+        return sorted(span for span in self._boot_spans() if span[0] < span[1])
 
     def _boot_spans(self) -> list[Burst]:
-        variants = self.events.get((NODE, "boot", 0), {})
-        return [span for each in variants.values() for span in each.moments]
+        return [span for each in self._boots_by_variant() for span in each.moments]
+
+    def _boots_by_variant(self) -> Iterable[EventBursts]:
+        return self.events.get((NODE, "boot", 0), {}).values()
+
+    def thin_boots(self) -> None:
+        """Keep few boots: all that separate or end faults, however many came since (`thinned_boots`)."""
+        many = [each for each in self._boots_by_variant() if len(each.moments) > MAX_BURSTS]
+        signs_s = self._signs_s() if many else []
+        for each in many:
+            each.moments = thinned_boots(each.moments, signs_s)
+
+    def _signs_s(self) -> list[float]:
+        """Return the times of the known events except boots, and of the sightings of GPUs, in order."""
+        kept = (
+            bursts
+            for store in self.stores
+            for event, each in store.items()
+            if event[1] != "boot"
+            for bursts in each.values()
+        )
+        times = {at_s for bursts in kept for span in bursts.moments for at_s in span}
+        return sorted(times.union(self.devices.sightings_s()))
 
     def times(self, entity: str, check: str) -> list[float]:
         """Return when a mark was seen, oldest first."""

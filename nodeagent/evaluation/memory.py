@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-from nodeagent.evaluation.bursts import Burst, EventBursts
+from nodeagent.evaluation.bursts import (
+    MAX_BOOTS,
+    MAX_BURSTS,
+    MOMENT_S,
+    Burst,
+    EventBursts,
+    loaded_spans,
+    union_bursts,
+)
 from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants
 from nodeagent.evaluation.samples import SampleSeries
+from nodeagent.model import NODE
 from nodeagent.policy.rules import HealthPolicy
 
 
@@ -47,8 +56,13 @@ def dump(evidence: Evidence) -> dict[str, Any]:
         "inherited": _spans_rows(evidence.events, lambda each: each.inherited),
         "recurring": _spans_rows(evidence.events, lambda each: each.recurring),
         "moments": _spans_rows(
-            evidence.events, lambda each: each.moments if each.moments != each.spans else ()
+            evidence.events, lambda each: _earlier_moments(each) if each.moments != each.spans else ()
         ),
+        "boots": [
+            [name, each.moments]
+            for name, each in evidence.events.get((NODE, "boot", 0), {}).items()
+            if len(each.moments) >= MAX_BURSTS
+        ],
         "ended": [
             [*place, held.series.ended_s]
             for place, held in evidence.series.items()
@@ -117,7 +131,8 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
                     float(variant)  # the amount; a malformed one must raise here, not at each judgement
                 rest = inherited.get(key, ()), recurring.get(key, ()), moments.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
-                made.newest_exact = event[1] == "boot"
+                if event[1] == "boot":
+                    _load_boots(made, [each[1] for each in raw.get("boots", ()) if each[0] == variant])
                 store.setdefault(event, {})[str(variant)] = made
                 evidence.entities.add(event[0])
     if "grown" not in raw:
@@ -144,6 +159,24 @@ def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
             at_s = unhealthy.since_s
             made = EventBursts([(at_s, at_s)], heard=dict.fromkeys(held.heard, at_s))
             evidence.grown[entity, check, 0] = {"": made}
+
+
+def _earlier_moments(bursts: EventBursts) -> list[Burst]:
+    """Return the moments as an earlier agent keeps them: of very many boots, the oldest as one."""
+    return union_bursts([bursts.moments], MOMENT_S) if bursts.exact else bursts.moments
+
+
+def _load_boots(made: EventBursts, kept: Sequence[Any]) -> None:
+    """Restore the boots.
+
+    An earlier agent kept `MAX_BURSTS` of them, and the oldest of these may stand for several, so the time
+    that it covers is not only time off.
+    """
+    made.exact = True
+    if kept:
+        made.moments = loaded_spans(kept[0], MAX_BOOTS)
+    elif len(made.moments) == MAX_BURSTS:
+        made.moments = [(made.moments[0][1],) * 2, *made.moments[1:]]
 
 
 def _times(heard: Mapping[str, float]) -> list[list[Any]]:

@@ -43,12 +43,15 @@ class GpuHistory:
     mig: bool = False  # MIG was on
     recovery: int = 0  # the driver's recovery action
     request_kept: bool = False  # persistence mode was on when the driver's request for a reset was last read
+    required: bool = False  # NVML has answered RESET_REQUIRED since the GPU last worked
+    required_kept: bool = False  # persistence mode was on when NVML first answered so
     nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
     persistence: bool | None = None  # persistence mode; None: unknown
     mig_word: str = ""  # the MIG mode, for people
     recovery_in: int = 0  # the session that last read the recovery action
+    required_in: int = 0  # the session in which NVML last answered RESET_REQUIRED
 
     @property
     def links(self) -> set[int]:
@@ -65,6 +68,14 @@ class GpuHistory:
             return False
         self.state = state
         return back
+
+    def take_required(self, state: int, session: int) -> None:
+        """Record whether the GPU needs a reset; a GPU that left the bus is not back without one."""
+        if state == RESET_REQUIRED:
+            self.required_kept = self.required_kept if self.required else self.persistence is True
+            self.required, self.required_in = True, session
+        elif state in (OK, LOST):
+            self.required = False
 
     def take_uncorrected(self, count: float, session: int) -> bool:
         """Record the volatile counter of uncorrected errors; return True if it fell within one session.
@@ -119,7 +130,14 @@ class NodeGpus:
         self.load = load or self.load
         for each in self.gpus.values() if other else ():
             each.nvlink_total.rebase()
+        if other:
+            self.end_requirements()
         return other
+
+    def end_requirements(self) -> None:
+        """Record that the driver's load or the node's boot has reset all GPUs."""
+        for each in self.gpus.values():
+            each.required = False
 
     def dump(self) -> dict[str, Any]:
         """Return the history as JSON, for `load_history`."""
@@ -135,6 +153,8 @@ class NodeGpus:
                     "mig": each.mig,
                     "recovery": each.recovery,
                     "request_kept": each.request_kept,
+                    "required": each.required,
+                    "required_kept": each.required_kept,
                     "nvlink_total": each.nvlink_total.dump(),
                 }
                 for pci, each in self.gpus.items()
@@ -162,6 +182,8 @@ def _gpu(raw: dict[Any, Any]) -> GpuHistory:
         mig=raw.get("mig") is True,
         recovery=_count(raw.get("recovery"), 0xFF),
         request_kept=raw.get("request_kept") is True,
+        required=raw.get("required", raw.get("state") == RESET_REQUIRED) is True,
+        required_kept=raw.get("required_kept") is True,
         nvlink_total=CounterSum.load(raw.get("nvlink_total")),
     )
 

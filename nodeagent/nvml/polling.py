@@ -28,6 +28,7 @@ RENEW_S = 60.0
 # How often the modes of each GPU are read. They are also read when `nvlink_down` or a falling counter depends
 # on them.
 MODES, MODES_S = "modes", 300.0
+UNSEEN_RESET = "NVML answered that the GPU needs a reset; the GPU works again, but no reset was seen"
 
 
 _entity = lru_cache(maxsize=inventory.MAX_GPUS)(model.gpu_entity)
@@ -99,7 +100,7 @@ def sweep_gpu(
     Raises:
         DriverGone.
     """
-    before = known.state
+    before, is_unproven = known.state, False
     reasons: list[str] = []
     if query is None:
         state, why = absent
@@ -108,12 +109,19 @@ def sweep_gpu(
         try:
             yield from _values(query, known, due, reasons, session)
             state, why = _state(query, before)
+            is_unproven = (
+                state == gpu_roster.OK and known.required and not _keeps_state(query, known, session)
+            )
         except GpuGone as gone:
             state, why = STATE_OF_GONE[gone.code], str(gone)
-    if known.take_state(state, present=query is not None):
+    if known.take_state(state, present=query is not None) and not is_unproven:
         reasons.append("the GPU is back")
+    if query is not None or state != gpu_roster.OK:
+        known.take_required(state, session.number)
     if "gpu_state" in due or state != before:
         yield GpuReading("gpu_state", state, why)
+    if is_unproven:
+        yield GpuReading("gpu_unavailable", 0.0, UNSEEN_RESET)
     if reasons:
         yield GpuReading("gpu_reset", 0.0, "; ".join(reasons))
 
@@ -155,6 +163,13 @@ def _request_was_met(action: int, query: GpuQuery, known: GpuHistory, session: N
     if known.requests_reset and not (same_session and action == before):
         known.request_kept = gpu_checks.persistence_mode(query) is True
     return done and (same_session or (known.request_kept and gpu_checks.persistence_mode(query) is True))
+
+
+def _keeps_state(query: GpuQuery, known: GpuHistory, session: NvmlSession) -> bool:
+    """Return True if the driver cannot have forgotten that the GPU needs a reset: see `_request_was_met`."""
+    if known.required_in == session.number:
+        return True
+    return known.required_kept and gpu_checks.persistence_mode(query) is True
 
 
 def _keeps_counters(query: GpuQuery, known: GpuHistory) -> bool:
@@ -210,7 +225,10 @@ class NvmlPolling:
         self.progress = CallProgress()
         # A step may be half a period early.
         self._periods = Periods({**periods_s, MODES: MODES_S}, CHECKS | {MODES}, 2 * EARLY_S)
-        self._roster = GpuRoster(gpu_roster.load_history(remembered), expected, self.progress)
+        history = gpu_roster.load_history(remembered)
+        if (remembered or {}).get("boot", clock.anchor.boot_id) != clock.anchor.boot_id:
+            history.end_requirements()
+        self._roster = GpuRoster(history, expected, self.progress)
         self._promised = promised
         self._session: NvmlSession | None = None
         self._begun_s = 0.0
@@ -245,7 +263,8 @@ class NvmlPolling:
         return seen
 
     def _dump(self) -> dict[str, Any]:
-        return {**self._roster.history.dump(), "forgets_done": self._forgotten.position()}
+        done, boot = self._forgotten.position(), self._clock.anchor.boot_id
+        return {**self._roster.history.dump(), "forgets_done": done, "boot": boot}
 
     def close(self) -> None:
         self._session = None

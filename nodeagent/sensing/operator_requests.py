@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import floor, inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast.process.clock import boot_id
 from nodeagent.model import Observation
@@ -32,6 +33,7 @@ from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 FILE = "cleared.jsonl"
 CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
 MAX_BYTES = 64 << 10  # read at a time
+END_BYTES = 256  # the end of what was read shows whether the file is still the same: each line has its time
 MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
 # Ends a line that was cut off, as on a full disk, and makes it malformed: its command has reported an error.
 _CUT_OFF = b"~\n"
@@ -151,8 +153,8 @@ class OperatorRequests:
     """Reads new lines of the file; each takes effect as of the time when it was written (`effective_s`).
 
     So a line that is read again, after the saved state was lost, does not clear a later finding. If the file
-    has become shorter (it was edited, rotated or restored), its lines are read again, and a request to forget
-    a baseline that was made before the newest request read so far does not take effect again.
+    was edited, rotated or restored (it is shorter than what was read, or that does not end as it did), its
+    lines are read again, and no request that was made before the newest one read so far takes effect again.
     """
 
     name = "operator"
@@ -178,6 +180,7 @@ class OperatorRequests:
             boottime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._newest = RequestTime(clock.anchor.boot_id, boottime_s, time.time())
         self.forgets = ForgetRequests(position.get("forgets") if isinstance(position, dict) else None)
+        self._end = _restored_end(position)  # a checksum of the last bytes that were read; None: unknown
         self._is_again = False  # the lines of the last chunk may have been read before
         self._ahead: list[Observation] = []
         self._acknowledges = acknowledges
@@ -197,6 +200,7 @@ class OperatorRequests:
             "forgets": self.forgets.dump(),
             "newest": self._newest and [self._newest.boot_id, self._newest.boottime_s, self._newest.wall_s],
             "again_to": self._again_to,
+            "end": self._end,
         }
 
     def released_until_s(self) -> float:
@@ -231,21 +235,26 @@ class OperatorRequests:
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._offset or (self._offset == 0 and self._newest is not None):
-                    self._offset, self._again_to = 0, size  # the file has been edited or replaced
+                if self._is_replaced(file, size) or (self._offset == 0 and self._newest is not None):
+                    self._offset, self._again_to = 0, size
                 file.seek(self._offset)
                 raw = file.read(MAX_BYTES)
+                whole, newline, _ = raw.rpartition(b"\n")
+                if not newline and len(raw) == MAX_BYTES:
+                    whole = raw  # the line is longer than any that the commands write
+                offset = self._offset + len(whole) + len(newline)
+                self._end = _end_of(file, offset)
         except FileNotFoundError:
-            self._offset = 0
+            self._offset, self._end = 0, None
             return []
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from None
-        whole, newline, _ = raw.rpartition(b"\n")
-        if not newline and len(raw) == MAX_BYTES:
-            whole = raw  # the line is longer than any that the commands write
-        self._is_again = self._offset < self._again_to
-        self._offset += len(whole) + len(newline)
+        self._is_again, self._offset = self._offset < self._again_to, offset
         return whole.split(b"\n")
+
+    def _is_replaced(self, file: BinaryIO, size: int) -> bool:
+        """Return True if the file does not begin with what was read of it."""
+        return size < self._offset or self._end not in (None, _end_of(file, self._offset))
 
     def _is_new(self, request: Mapping[str, Any]) -> bool:
         """Note when a request was made; return False if its line is read again and has taken effect."""
@@ -300,6 +309,17 @@ class OperatorRequests:
             else:
                 self._closed_path.unlink(missing_ok=True)
             self._acknowledged = wanted
+
+
+def _end_of(file: BinaryIO, offset: int) -> int:
+    """Return a checksum of the bytes before an offset. Raises OSError."""
+    file.seek(max(0, offset - END_BYTES))
+    return zlib.crc32(file.read(min(offset, END_BYTES)))
+
+
+def _restored_end(position: Any) -> int | None:
+    end = position.get("end") if isinstance(position, dict) else None
+    return end if type(end) is int else None
 
 
 def _restored_newest(position: Any) -> tuple[RequestTime | None, int]:

@@ -328,6 +328,66 @@ def test_a_mode_that_was_turned_off_after_the_request_was_read_keeps_no_request(
     assert told(room.read(), "gpu_reset") == []
 
 
+@pytest.mark.parametrize("gap", ["restart", "release", "renewal"])
+@pytest.mark.parametrize(
+    ("before", "after", "is_reset"), [(1, 1, True), (0, 0, False), (0, 1, False), (1, 0, False)]
+)  # persistence mode
+def test_a_gpu_whose_need_of_a_reset_the_driver_may_have_forgotten_is_not_reset(
+    room: Room, gap: str, before: int, after: int, is_reset: bool
+) -> None:
+    gpu, entity = room.fake.gpu(1), room.fake.entity(1)
+    gpu.persistence = before
+    room.start()
+    room.read()
+    gpu.code = 16
+    room.read()
+    if gap == "renewal":
+        room.read(RENEW_S)
+    else:
+        room.sensor.close()
+    gpu.persistence, gpu.code = after, 0
+    if gap == "restart":
+        room.restart()
+    elif gap == "release":
+        room.sensor.open()
+    seen = room.read()
+    assert bool(told(seen, "gpu_reset")) is is_reset
+    assert told(seen, "gpu_unavailable") == ([] if is_reset else [(entity, 0)])
+    seen = room.read()
+    assert told(seen, "gpu_reset") + told(seen, "gpu_unavailable") == []
+
+
+def test_a_boot_resets_a_gpu_that_needs_a_reset(room: Room) -> None:
+    gpu = room.fake.gpu(1)
+    gpu.code = 16
+    room.read()
+    gpu.code = 0
+    kept = {**room.sensor.remembered(), "boot": "the boot before"}
+    room.start(kept)
+    assert told(room.read(), "gpu_unavailable") == []
+
+
+def test_a_gpu_that_needs_a_reset_and_then_fails_otherwise_or_gets_a_new_driver(room: Room) -> None:
+    gpu, entity = room.fake.gpu(1), room.fake.entity(1)
+    gpu.persistence = 0
+    for load in ("", "another"):
+        room.start()
+        room.read()
+        gpu.code = 16
+        room.read()
+        gpu.code = 999
+        room.restart()
+        room.read()
+        if load:
+            (room.sysfs / "module/nvidia").rename(room.sysfs / "module/before")
+            (room.sysfs / "module/nvidia").mkdir()
+        gpu.code = 0
+        room.restart()
+        seen = room.read()
+        assert told(seen, "gpu_unavailable") == ([] if load else [(entity, 0)])
+        assert ((entity, 0) in told(seen, "gpu_reset")) is bool(load)
+
+
 @pytest.mark.parametrize(("action", "resets"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 0), (6, 1), (7, 1)])
 def test_a_reset_is_reported_once_the_driver_no_longer_requests_one(
     room: Room, action: int, resets: int

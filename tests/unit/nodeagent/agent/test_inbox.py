@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import threading
+from itertools import accumulate
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.agent import inbox as module
 from nodeagent.agent.inbox import MAX_EVENTS, MAX_EXACT, MAX_SAMPLES, Inbox, gravity
+from nodeagent.evaluation.bursts import GAP_S
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import VERDICT_XID, Level, Observation
 from nodeagent.policy import loading
@@ -51,6 +56,41 @@ def test_a_long_storm_of_one_event_displaces_nothing() -> None:
     inbox.put(xid(79, 2.0 * n) for n in range(3 * MAX_EVENTS))
     assert inbox.dropped == 0
     assert len(inbox.drain()) < 3 * MAX_EXACT + 3 * MAX_EVENTS * 2 / 90
+
+
+@given(
+    st.lists(st.sampled_from([0.4, 30.0, 100.0, 150.0, 200.0, 5000.0]), min_size=120, max_size=400),
+    st.randoms(use_true_random=False),
+    st.integers(0, 60),
+)
+@settings(max_examples=40)
+def test_a_new_event_thins_as_if_all_events_were_thinned_again(
+    apart: list[float], chance: Random, late: int
+) -> None:
+    times = list(accumulate(apart))
+    for _ in range(late):
+        times.insert(chance.randrange(len(times)), times.pop(chance.randrange(len(times))))
+    waiting: list[Observation] = []
+    for at_s in times:
+        module._insert(waiting, xid(79, at_s))
+        again = list(waiting)
+        for n in range(len(again) - MAX_EXACT, 0, -1) if len(again) > 2 * MAX_EXACT else ():
+            module._thin(again, n, GAP_S)
+        assert again == waiting
+
+
+def test_the_cost_of_an_event_does_not_grow_with_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    thinned, thin = [0], module._thin
+
+    def counted(waiting: list[Observation], n: int, gap_s: float) -> None:
+        thinned[0] += 1
+        thin(waiting, n, gap_s)
+
+    monkeypatch.setattr(module, "_thin", counted)
+    inbox = Inbox(POLICY)
+    inbox.put(xid(79, 1000.0 * n) for n in range(MAX_EVENTS))
+    assert thinned[0] < 10 * MAX_EVENTS
+    assert len(inbox.drain()) == MAX_EVENTS
 
 
 def test_an_event_that_is_read_twice_waits_once() -> None:

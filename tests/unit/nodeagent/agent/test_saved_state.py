@@ -306,6 +306,21 @@ def test_a_state_that_was_set_aside_is_still_missing_if_nothing_was_saved_since(
     assert saved_state.load(tmp_path) == (full(), ())
 
 
+def test_the_message_about_damaged_content_says_that_it_is_damaged(tmp_path: Path) -> None:
+    for damage, why in (
+        ({"told": [[1]]}, "its content is damaged (ValueError: not enough values to unpack"),
+        ({"version": "x"}, "its content is damaged: it is not an object with a version"),
+    ):
+        saved_state.save(tmp_path, full())
+        _, _, raw = (tmp_path / NAME).read_bytes().partition(b"\n")
+        changed = json.dumps({**json.loads(raw), **damage}).encode()
+        (tmp_path / NAME).write_bytes(b"%08x %d\n" % (zlib.crc32(changed), len(changed)) + changed)
+        (tmp_path / BEFORE).unlink(missing_ok=True)
+        [problem] = saved_state.load(tmp_path)[1]
+        assert problem.startswith(f"{tmp_path / NAME} is not used: {why}")
+        assert problem.endswith("no other file can be used, so the agent starts a new state")
+
+
 def test_the_message_about_a_damaged_file_names_it_what_was_expected_and_what_is_used(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("torn")
     why = f"{tmp_path / NAME} is not used: its first line is not a checksum and a size, as in every file of"

@@ -138,6 +138,27 @@ def test_a_first_state_that_could_not_be_saved_is_lost_if_there_was_room_for_the
     )
 
 
+def test_a_successor_on_a_full_disk_records_that_its_state_is_not_saved(
+    tmp_path: Path, disk: FullDisk
+) -> None:
+    assert write(tmp_path, SavedState(last_s=1.0)) == ""
+    before = claim.take(tmp_path)
+    disk.is_full = True
+    taken = claim.take(tmp_path, answer_s=0.0)
+    assert taken.generation == 1
+    writer = StateWriter(tmp_path, taken, lambda: None, lambda: None)
+    writer.submit(saved_state.encode(SavedState(last_s=2.0)))
+    assert writer.finish(PATIENCE_S)
+    assert writer.outcome.problem.endswith("No space left on device")
+    before.release()
+    assert saved_state.load(tmp_path)[1] == (
+        f"{tmp_path / 'memory.json'} is out of date: a later state could not be saved",
+    )
+    disk.is_full = False
+    assert write(tmp_path, SavedState(last_s=3.0)) == ""
+    assert saved_state.load(tmp_path)[1] == ()
+
+
 def test_a_mark_that_fails_too_is_told(tmp_path: Path, disk: FullDisk) -> None:
     disk.is_full = True
     assert "nor can this be recorded for the next start" in write(tmp_path, SavedState())

@@ -13,6 +13,7 @@ from nodeagent.cli import options
     [
         (["chek"], "did you mean check? expected check, watch, serve, history"),
         (["check", "--jsn"], "'--jsn' is not an option: did you mean --json?"),
+        (["watch", "--period", "0"], "'--period' is not an option: expected -h, --help"),
         (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
         (["explain", "xid"], "code"),
         (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),

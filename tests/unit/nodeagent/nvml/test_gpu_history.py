@@ -28,6 +28,8 @@ json_values = st.recursive(
                     "recovery",
                     "x",
                     "request_kept",
+                    "required",
+                    "required_kept",
                 ]
             ),
             inner,
@@ -46,6 +48,8 @@ gpus = st.builds(
     mig=st.booleans(),
     recovery=st.integers(0, 7),
     request_kept=st.booleans(),
+    required=st.booleans(),
+    required_kept=st.booleans(),
     nvlink_total=st.just(CounterSum())
     | st.builds(CounterSum, counts, st.dictionaries(st.text(max_size=6), counts, max_size=3)),
 )

@@ -76,6 +76,27 @@ def test_a_replaced_file_is_read_from_its_beginning(tmp_path: Path) -> None:
     assert entities(found) == ["gpu/b"]
 
 
+@pytest.mark.parametrize("is_new_file", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_file_that_was_replaced_by_a_longer_one_is_read_from_its_beginning(
+    tmp_path: Path, is_new_file: bool, restarted: bool
+) -> None:
+    clear(tmp_path, "gpu/a")
+    found, path = reader(tmp_path), tmp_path / FILE
+    assert entities(found) == ["gpu/a"]
+    assert entities(found) == []
+    if restarted:
+        found = reader(tmp_path, json.loads(json.dumps(found.position())))
+    if is_new_file:
+        path.rename(tmp_path / "rotated")
+    else:
+        path.write_text("")
+    clear(tmp_path, "gpu/b", "x" * 300)
+    clear(tmp_path, "gpu/c")
+    assert entities(found) == ["gpu/b", "gpu/c"]
+    assert entities(found) == []
+
+
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
     """Limit the size of files, so that the last write that fits only in part is a short one."""

@@ -6,15 +6,19 @@ import json
 from itertools import permutations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.evaluation import growth
 from nodeagent.evaluation.bursts import MAX_BURSTS
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
-from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, sample, xid
+from nodeagent.policy.rules import Clears
+from tests.unit.nodeagent.evaluation.world import DAY_S, GPU, mark, meaning, sample, xid
 
 REPLACE = (Level.UNHEALTHY, Action.REPLACE)
 RESET = (Level.UNHEALTHY, Action.RESET_GPU)
@@ -110,6 +114,86 @@ def test_the_time_between_very_many_boots_is_no_time_off() -> None:
     assert said(xid(79, HOUR_S / 2), *boots, xid(79, again_s), now_s=again_s + 1) == REBOOT
 
 
+def loop(from_s: float, count: int, up_s: float = 240.0, off_s: float = 60.0) -> list[Observation]:
+    starts = [from_s + n * (up_s + off_s) for n in range(count)]
+    return [booted(each + up_s, each + up_s + off_s) for each in starts]
+
+
+@pytest.mark.parametrize(("fault_s", "since_s"), [(170.0, 100.0), (3000.0, 3000.0)])
+def test_very_many_boots_neither_lower_nor_end_nor_rejuvenate_what_a_boot_has_shown(
+    fault_s: float, since_s: float
+) -> None:
+    """The two faults count as two only because the node booted between them."""
+    made = Evaluator(shipped(), 575)
+    shown(xid(79, 100.0), booted(110.0, 120.0), xid(79, fault_s), now_s=fault_s + 1, made=made)
+    for each in loop(fault_s + 60, 3 * MAX_BURSTS):
+        [found] = shown(each, now_s=each.at_s + 1, made=made)
+        assert (found.level, found.action, found.lasting, found.since_s) == (*REPLACE, True, since_s)
+        again = Evaluator(shipped(), 575)
+        again.load(json.loads(json.dumps(made.dump())))
+        assert again.findings(each.at_s + 1) == made.findings(each.at_s + 1)
+        made = again
+    assert sum(len(row[4]) for row in made.dump()["moments"] if row[1] == "boot") <= MAX_BURSTS
+
+
+def test_faults_of_very_many_boots_are_kept_apart_by_more_boots_than_there_are_bursts() -> None:
+    made, at_s = Evaluator(shipped(), 575), 0.0
+    shown(xid(79, 10.0), booted(20.0, 40.0), xid(79, 90.0), now_s=100.0, made=made)
+    for each in loop(200.0, 3 * MAX_BURSTS):
+        at_s = each.at_s + 30
+        shown(each, Observation(at_s, "kernel_task_hung", "node", "kmsg"), now_s=at_s, made=made)
+    assert [each.action for each in made.findings(at_s) if each.code == 79] == [Action.REPLACE]
+
+
+def test_the_time_off_of_boots_that_were_merged_does_not_count_as_clean() -> None:
+    """Only time ends Xid 1, and most of it passes while the node is off."""
+    hold_s = SHIPPED.meaning("xid", 1, "").hold_s
+    seen = [xid(1, 0.0), *loop(0.0, 2 * MAX_BURSTS, up_s=2.0, off_s=hold_s)]
+    assert shown(*seen, now_s=seen[-1].at_s + hold_s - 4 * MAX_BURSTS - 1)
+    assert not shown(*seen, now_s=seen[-1].at_s + hold_s - 4 * MAX_BURSTS + 1)
+
+
+def test_the_boots_that_an_earlier_agent_merged_are_read_as_it_read_them() -> None:
+    made = Evaluator(shipped(), 575)
+    boots = loop(0.0, 2 * MAX_BURSTS)
+    shown(xid(79, 1.0), *boots, now_s=boots[-1].at_s, made=made)
+    raw = json.loads(json.dumps(made.dump()))
+    del raw["boots"]
+    again = Evaluator(shipped(), 575)
+    again.load(raw)
+    assert not [each for each in again.findings(boots[-1].at_s) if each.code == 79]
+    kept = again._evidence
+    assert (len(kept.boots()), kept.boots()[-1], len(kept.off())) == (
+        MAX_BURSTS, boots[-1].at_s, MAX_BURSTS - 1,
+    )  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([79, 143, 95, 31, 0]), st.sampled_from([2.0, 100.0, 240.0, 4000.0])),
+        min_size=MAX_BURSTS + 2, max_size=2 * MAX_BURSTS,
+    ),
+    st.sampled_from([5.0, 600.0, DAY_S]),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_limit_of_the_boots_makes_no_finding_milder_younger_or_shorter(
+    lives: list[tuple[int, float]], off_s: float
+) -> None:
+    limited, unlimited, now_s = Evaluator(SHIPPED, 575), Evaluator(SHIPPED, 575), 1000.0
+    unlimited._evidence.thin_boots = lambda: None  # type: ignore[method-assign]
+    for code, up_s in lives:
+        seen = [xid(code, now_s + up_s / 2)] if code else []
+        now_s += up_s + off_s
+        for made in (limited, unlimited):
+            shown(*seen, booted(now_s - off_s, now_s), now_s=now_s, made=made)
+        found = {each.code: each for each in limited.findings(now_s)}
+        for each in unlimited.findings(now_s):
+            same = found[each.code]
+            assert (same.level, same.action) >= (each.level, each.action)
+            assert same.since_s <= each.since_s
+            assert same.lasting >= each.lasting
+
+
 @pytest.mark.parametrize(("up_s", "off_s"), [(600.0, 120.0), (170.0, 120.0), (100.0, 120.0), (40.0, 20.0)])
 def test_a_fault_after_each_short_boot_recurs(up_s: float, off_s: float) -> None:
     seen, at_s = [], 0.0
@@ -186,6 +270,19 @@ def test_the_age_counts_from_when_the_level_was_reached() -> None:
     seen = [xid(154, 0.0, "drain_p2p"), xid(154, 300.0, "reboot_node"), xid(154, 600.0, "reset_gpu")]
     [found] = shown(*seen, now_s=601.0)
     assert (found.level, found.action, found.since_s) == (*RESET, 300.0)
+
+
+def test_a_finding_that_needs_a_remedy_is_lasting_although_its_worst_judgement_ends_by_itself() -> None:
+    by_itself = meaning(Level.UNHEALTHY, Action.CONTACT_SUPPORT, hold_s=600.0)
+    by_reset = meaning(Level.UNHEALTHY, Action.RESET_GPU, Clears.RESET)
+    chains = [[((0.0, 0.0), by_itself, "a")], [((1.0, 1.0), by_reset, "b")]]
+    for now_s, action in ((10.0, Action.CONTACT_SUPPORT), (601.0, Action.RESET_GPU)):
+        stands, _ = standing(chains, EndMarks(), now_s)
+        assert stands is not None
+        assert (stands.worst.action, stands.lasting) == (action, True)
+    stands, _ = standing(chains, EndMarks(resets=[2.0]), 10.0)
+    assert stands is not None
+    assert not stands.lasting
 
 
 def test_what_stands_is_never_forgotten() -> None:
