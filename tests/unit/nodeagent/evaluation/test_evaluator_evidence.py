@@ -250,6 +250,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "inherited": [],
         "recurring": [],
         "moments": [],
+        "boots": [],
         "ended": [],
         "gone": [],
         "devices": [],
