@@ -9,6 +9,10 @@ new version together. So the same limits apply as to a taint, and they are check
   one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
   members, but not more than the breaker allows. The process that leads may be new, so a verdict that it finds
   counts from the time that the agent has written, and a storm lasts as long as under its predecessor.
+- Nodes that flap can prolong a storm for ever, so it holds a node with a fault of its own for at most one
+  cool-down. Such a node has been bad without interruption for `cooldown_s`, and only few of the nodes that
+  are still bad turned bad together with it. Only a storm that is too large to consist of flapping nodes may
+  hold it longer. Whatever holds a node for `alert_s` is an alert.
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
@@ -19,7 +23,7 @@ new version together. So the same limits apply as to a taint, and they are check
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.quarantine.breaker import Breaker
@@ -44,12 +48,14 @@ class VerdictSwaps:
     """What is done about the verdicts now.
 
     Members move away from the nodes in `moving`. They stay on the nodes in `held` and in `would`, for the
-    reason given there. They would leave the nodes in `would` if this were not a dry run.
+    reason given there. They would leave the nodes in `would` if this were not a dry run. The nodes in
+    `alerts` have been held for so long that an operator must act.
     """
 
     moving: frozenset[str] = frozenset()
     held: Mapping[str, str] = field(default_factory=dict)
     would: Mapping[str, str] = field(default_factory=dict)
+    alerts: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -59,6 +65,7 @@ class _Node:
     rack: str
     problem: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
+    was_out: bool = False  # it got no new work at that time, so this is no sign of a storm
     moved_s: float = -math.inf  # when its members were last allowed to move
     moves: bool = False  # its members have been allowed to move since the verdict turned bad
 
@@ -101,7 +108,7 @@ class AgentVerdicts:
             return False
         node.problem, node.moves = problem, False
         if problem:
-            node.turned_s = -math.inf if is_out else now_s - found_s
+            node.turned_s, node.was_out = now_s - found_s, is_out
             self._troubled[name] = node
         return True
 
@@ -111,6 +118,7 @@ class AgentVerdicts:
         """Return what to do about the verdicts, and remember which members may move."""
         self._forget(policy, now_s)
         storms = self._storms(service, policy, now_s)
+        apart = self._apart(service, policy, now_s)
         bad = sorted(
             ((name, node) for name, node in self._troubled.items() if node.problem),
             key=lambda each: (not each[1].moves, each[1].turned_s, each[0]),
@@ -125,7 +133,8 @@ class AgentVerdicts:
             why = ""
             if name in service.silent:
                 why = f"its agent has not been heard within {policy.stale_s:.0f} s"
-            why = why or storms.get("") or storms.get(node.rack, "")
+            if not why and name not in apart:
+                why = storms.get("") or storms.get(node.rack, "")
             if not why and not node.moves and now_s < node.moved_s + policy.cooldown_s:
                 why = (
                     "its verdict has changed again, and its members have moved already within"
@@ -140,9 +149,10 @@ class AgentVerdicts:
             moving[name] = node.problem
             if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
+        alerts = frozenset(each for each in held if now_s >= self._nodes[each].turned_s + policy.alert_s)
         if is_dry:
-            return VerdictSwaps(held=held, would=moving)
-        return VerdictSwaps(frozenset(moving), held)
+            return VerdictSwaps(held=held, would=moving, alerts=alerts)
+        return VerdictSwaps(frozenset(moving), held, alerts=alerts)
 
     def _full(self, service: NodesInService, moving: Mapping[str, str]) -> str:
         more = len(moving.keys() - service.out)
@@ -158,7 +168,7 @@ class AgentVerdicts:
 
     def _storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> dict[str, str]:
         """Return why no members move, by rack; the key "" stands for the whole pool."""
-        recent = [each for each in self._troubled.values() if each.turned_s > now_s - policy.storm_window_s]
+        recent = [each for _, each in self._recent(policy, now_s)]
         found = {"": self._storm_of_pool(recent, service, policy)}
         racks: dict[str, int] = {}
         for each in recent:
@@ -174,12 +184,39 @@ class AgentVerdicts:
             found[rack] = found.get(rack) or "a storm has not been over for long enough"
         return found
 
+    def _recent(self, policy: NodePolicy, now_s: float) -> Iterator[tuple[str, _Node]]:
+        """Yield the nodes that have turned bad within the window of a storm."""
+        for name, each in self._troubled.items():
+            if each.turned_s > now_s - policy.storm_window_s and not each.was_out:
+                yield name, each
+
+    def _apart(self, service: NodesInService, policy: NodePolicy, now_s: float) -> frozenset[str]:
+        """Return the nodes with faults of their own, which no storm of other nodes holds any longer."""
+        total = len(self._nodes)
+        heard = {name for name, each in self._troubled.items() if each.problem} - service.silent
+        bad = {name: self._troubled[name] for name in heard - service.out}
+        steady = {name for name in heard if now_s - self._troubled[name].turned_s >= policy.cooldown_s}
+        crowd = bad.keys() | {name for name, _ in self._recent(policy, now_s)}
+        is_most = len(steady) >= 2 and 2 * len(steady) > total
+        if is_most or len(crowd) > max(2 * policy.storm_nodes, int(policy.max_share * total)):
+            return frozenset()
+        racks: dict[str, list[tuple[float, str]]] = {"": []}
+        for name, each in bad.items():
+            for rack in {"", each.rack}:
+                racks.setdefault(rack, []).append((each.turned_s, name))
+        together = set[str]()
+        for rack, turned in racks.items():
+            need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
+            together |= _turned_together(turned, need, policy.storm_window_s)
+        return frozenset(steady - together)
+
     def _remember_storms(self, policy: NodePolicy, now_s: float) -> None:
         """Note when the storms end that are over but began before this process led."""
-        racks: dict[str, list[float]] = {"": [each.turned_s for each in self._troubled.values()]}
+        racks: dict[str, list[float]] = {"": []}
         for each in self._troubled.values():
-            if each.rack:
-                racks.setdefault(each.rack, []).append(each.turned_s)
+            if not each.was_out:
+                for rack in {"", each.rack}:
+                    racks.setdefault(rack, []).append(each.turned_s)
         for rack, turned_s in racks.items():
             need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
             calm_s = _last_storm_end_s(turned_s, need, policy.storm_window_s) + policy.cooldown_s
@@ -207,6 +244,19 @@ def _last_storm_end_s(turned_s: Sequence[float], need: int, window_s: float) -> 
 
     It can be in the future.
     """
-    times_s = sorted(each for each in turned_s if each > -math.inf)
+    times_s = sorted(turned_s)
     firsts = zip(times_s, times_s[need - 1 :], strict=False)
     return max((first + window_s for first, last in firsts if last - first < window_s), default=-math.inf)
+
+
+def _turned_together(turned: Sequence[tuple[float, str]], need: int, window_s: float) -> set[str]:
+    """Return the nodes that turned bad within a window in which at least `need` nodes did.
+
+    `turned` contains the times, and the names of the nodes.
+    """
+    times, found, end = sorted(turned), set[str](), 0
+    for first, last in zip(range(len(times)), range(need - 1, len(times)), strict=False):
+        if times[last][0] - times[first][0] < window_s:
+            found.update(name for _, name in times[max(first, end) : last + 1])
+            end = last + 1
+    return found

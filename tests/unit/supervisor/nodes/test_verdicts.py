@@ -161,6 +161,72 @@ def test_a_storm_of_one_rack_holds_its_nodes_only() -> None:
     assert all("3 nodes of rack r1" in each for each in found.held.values())
 
 
+def flap(pool: PlayedVerdicts, names: list[str], rack: str = "") -> VerdictSwaps:
+    """Let the verdicts of these nodes turn bad, and end a minute later. Return the swaps in between."""
+    for name in names:
+        pool.say(name, BAD, rack)
+    found = pool.swaps()
+    pool.now_s += 60.0
+    for name in names:
+        pool.say(name, "", rack)
+    pool.swaps()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "flapping", "rack"), [(3, 1, ""), (100, POLICY.storm_nodes, ""), (100, POLICY.rack_nodes, "r1")]
+)
+def test_nodes_that_flap_hold_a_node_that_has_been_bad_all_along_for_one_cool_down(
+    count: int, flapping: int, rack: str
+) -> None:
+    pool = PlayedVerdicts(count)
+    begun_s, last = pool.now_s, pool.names[-1]
+    pool.say(last, BAD, rack)
+    while pool.now_s < begun_s + POLICY.cooldown_s:
+        found = flap(pool, pool.names[:flapping], rack)
+        assert found.moving == frozenset()
+        assert "a storm" in found.held[last]
+        pool.now_s += 60.0
+    for _ in range(10):
+        assert flap(pool, pool.names[:flapping], rack).moving == {last}
+        pool.now_s += 60.0
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_nodes_that_turned_bad_together_wait_until_the_others_calm_down_and_then_raise_an_alert(
+    count: int,
+) -> None:
+    pool = PlayedVerdicts(count)
+    together = POLICY.storm_nodes if count > 10 else 2
+    begun_s, bad = pool.now_s, frozenset(pool.names[:together])
+    for name in bad:
+        pool.say(name)
+    while pool.now_s < begun_s + POLICY.alert_s:
+        found = flap(pool, pool.names[together : 2 * together])
+        assert found.moving == frozenset()
+        assert found.alerts == frozenset()
+    found = pool.swaps()
+    assert found.held.keys() == found.alerts == bad
+
+
+def test_a_storm_that_is_too_large_to_consist_of_flapping_nodes_holds_every_node() -> None:
+    pool = PlayedVerdicts(100)
+    pool.say("n99")
+    for _ in range(20):
+        found = flap(pool, pool.names[: 2 * POLICY.storm_nodes])
+        pool.now_s += 60.0
+    assert "a storm" in found.held["n99"]
+
+
+def test_a_node_that_the_breaker_holds_raises_an_alert_in_the_end() -> None:
+    pool = PlayedVerdicts(20)
+    pool.out = {"n00", "n01"}
+    pool.say("n02")
+    assert pool.swaps().alerts == frozenset()
+    pool.now_s += POLICY.alert_s
+    assert pool.swaps().alerts == {"n02"}
+
+
 def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
     pool = PlayedVerdicts(100)
     pool.out = {*pool.names[:8]}
