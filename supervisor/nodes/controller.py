@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -162,8 +163,15 @@ class QuarantineController:
         if known is None:
             return self._verdicts.note(name, None, now_s)
         is_out = known.is_tainted or known.view.cordoned
-        age_s = _age_s(known.verdict_times, self._wall())
-        return self._verdicts.note(name, known.verdict, now_s, known.view.rack, is_out=is_out, age_s=age_s)
+        wall_s, age_s, calm_s = self._wall(), 0.0, math.inf
+        if not self._verdicts.knows(name):
+            age_s = _age_s(known.verdict_times, wall_s)
+            changed_s = min((_age_s((each,), wall_s) for each in known.calm_times), default=math.inf)
+            if not known.verdict:
+                calm_s = agent_reports.calm_s(known, changed_s, _age_s((known.report_at,), wall_s))
+        return self._verdicts.note(
+            name, known.verdict, now_s, known.view.rack, is_out=is_out, age_s=age_s, calm_s=calm_s
+        )
 
     def _heed_verdicts(self) -> None:
         """Make members leave the nodes whose agents report a fault, as far as the limits allow.

@@ -7,8 +7,11 @@ new version together. So the same limits apply as to a taint, and they are check
 - A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
 - In a storm, no members move. A storm means that many nodes turned bad within a window, that several nodes of
   one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
-  members, but not more than the breaker allows. The process that leads may be new, so a verdict that it finds
-  counts from the time that the agent has written, and a storm lasts as long as under its predecessor.
+  members, but not more than the breaker allows.
+- The process that leads may be new, so a verdict that it finds counts from the time that the agent has
+  written. A node that has recovered within `memory_s` counts, too. It is unknown when that node turned bad,
+  so it counts for any storm that began before its recovery. A storm therefore lasts at least as long as
+  under the predecessor, but at most for `memory_s` after the recovery.
 - Nodes that flap can prolong a storm for ever, so it holds a node with a fault of its own for at most one
   cool-down. Such a node has been bad without interruption for `cooldown_s`, and only few of the nodes that
   are still bad turned bad together with it. Only a storm that is too large to consist of flapping nodes may
@@ -23,6 +26,7 @@ new version together. So the same limits apply as to a taint, and they are check
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +70,8 @@ class _Node:
     problem: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
     was_out: bool = False  # it got no new work at that time, so this is no sign of a storm
+    # when it recovered, if this process has not seen it turn bad; -inf if it has, or if that is long ago
+    recovered_s: float = -math.inf
     moved_s: float = -math.inf  # when its members were last allowed to move
     moves: bool = False  # its members have been allowed to move since the verdict turned bad
 
@@ -78,6 +84,10 @@ class AgentVerdicts:
         self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
         self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
 
+    def knows(self, name: str) -> bool:
+        """Return whether a verdict of this node has been noted."""
+        return name in self._nodes
+
     def note(
         self,
         name: str,
@@ -87,13 +97,14 @@ class AgentVerdicts:
         *,
         is_out: bool = False,
         age_s: float = 0.0,
+        calm_s: float = math.inf,
     ) -> bool:
         """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
 
         `is_out` is True if the node gets no new work. Its trouble is then no sign of a storm, because it is
-        known or expected. `age_s` is the time since the verdict turned bad, according to the agent. It is
-        used only for the first verdict of a node, because this process sees all others turn bad. Returns True
-        if `swaps` may have changed.
+        known or expected. `age_s` is the time since the verdict turned bad, and `calm_s` is the time since a
+        node without a fault recovered, according to the agent. They are used only for the first verdict of a
+        node, because this process sees all other changes. Returns True if `swaps` may have changed.
         """
         if problem is None:
             self._troubled.pop(name, None)
@@ -101,14 +112,16 @@ class AgentVerdicts:
         node = self._nodes.get(name)
         found_s = max(0.0, age_s) if node is None else 0.0
         if node is None:
-            node = self._nodes[name] = _Node(rack)
+            node = self._nodes[name] = _Node(rack, was_out=is_out, recovered_s=now_s - max(0.0, calm_s))
+            if node.recovered_s > -math.inf and not problem:
+                self._troubled[name] = node
         node.rack = rack
         if bool(problem) == bool(node.problem):
             node.problem = problem
             return False
         node.problem, node.moves = problem, False
         if problem:
-            node.turned_s, node.was_out = now_s - found_s, is_out
+            node.turned_s, node.was_out, node.recovered_s = now_s - found_s, is_out, -math.inf
             self._troubled[name] = node
         return True
 
@@ -162,7 +175,9 @@ class AgentVerdicts:
     def _forget(self, policy: NodePolicy, now_s: float) -> None:
         oldest_s = now_s - policy.memory_s
         self._troubled = {
-            name: node for name, node in self._troubled.items() if node.problem or node.turned_s > oldest_s
+            name: node
+            for name, node in self._troubled.items()
+            if node.problem or max(node.turned_s, node.recovered_s) > oldest_s
         }
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
@@ -187,7 +202,8 @@ class AgentVerdicts:
     def _recent(self, policy: NodePolicy, now_s: float) -> Iterator[tuple[str, _Node]]:
         """Yield the nodes that have turned bad within the window of a storm."""
         for name, each in self._troubled.items():
-            if each.turned_s > now_s - policy.storm_window_s and not each.was_out:
+            bad_s = max(each.turned_s, each.recovered_s)
+            if bad_s > now_s - policy.storm_window_s and not each.was_out:
                 yield name, each
 
     def _apart(self, service: NodesInService, policy: NodePolicy, now_s: float) -> frozenset[str]:
@@ -212,14 +228,17 @@ class AgentVerdicts:
 
     def _remember_storms(self, policy: NodePolicy, now_s: float) -> None:
         """Note when the storms end that are over but began before this process led."""
-        racks: dict[str, list[float]] = {"": []}
+        racks: dict[str, list[_Node]] = {"": []}
         for each in self._troubled.values():
             if not each.was_out:
                 for rack in {"", each.rack}:
-                    racks.setdefault(rack, []).append(each.turned_s)
-        for rack, turned_s in racks.items():
+                    racks.setdefault(rack, []).append(each)
+        for rack, there in racks.items():
             need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
-            calm_s = _last_storm_end_s(turned_s, need, policy.storm_window_s) + policy.cooldown_s
+            end_s = _last_storm_end_s(there, need, policy.storm_window_s)
+            if not rack:
+                end_s = max(end_s, _last_majority_s(there, len(self._nodes)))
+            calm_s = end_s + policy.cooldown_s
             if calm_s > now_s:
                 self._calm_s[rack] = max(calm_s, self._calm_s.get(rack, calm_s))
 
@@ -239,14 +258,33 @@ class AgentVerdicts:
         return ""
 
 
-def _last_storm_end_s(turned_s: Sequence[float], need: int, window_s: float) -> float:
+def _last_storm_end_s(there: Sequence[_Node], need: int, window_s: float) -> float:
     """Return when `need` verdicts last ceased to have turned bad within a window; -inf if they never have.
 
-    It can be in the future.
+    It can be in the future. The times of nodes that recovered under a predecessor are those of the recovery,
+    but they can have turned bad at any time before.
     """
-    times_s = sorted(turned_s)
-    firsts = zip(times_s, times_s[need - 1 :], strict=False)
-    return max((first + window_s for first, last in firsts if last - first < window_s), default=-math.inf)
+    times = sorted((max(each.turned_s, each.recovered_s), each.recovered_s == -math.inf) for each in there)
+    times_s = [at_s for at_s, _ in times]
+    recovered_s = sorted(each.recovered_s for each in there if each.recovered_s > -math.inf)
+    found_s = -math.inf
+    for index, (first_s, is_known) in enumerate(times):
+        end = bisect_left(times_s, first_s + window_s)
+        later = len(recovered_s) - bisect_left(recovered_s, first_s + window_s)
+        if end - index + (later if is_known else 0) >= need:
+            found_s = first_s + window_s
+    return found_s
+
+
+def _last_majority_s(there: Sequence[_Node], total: int) -> float:
+    """Return when a node last recovered under a predecessor while most nodes were bad; -inf if none did."""
+    turned_s = sorted(each.turned_s for each in there if each.problem)
+    recovered_s = sorted(each.recovered_s for each in there if each.recovered_s > -math.inf)
+    for index in reversed(range(len(recovered_s))):
+        bad = bisect_right(turned_s, recovered_s[index]) + len(recovered_s) - index
+        if bad >= 2 and 2 * bad > total:
+            return recovered_s[index]
+    return -math.inf
 
 
 def _turned_together(turned: Sequence[tuple[float, str]], need: int, window_s: float) -> set[str]:

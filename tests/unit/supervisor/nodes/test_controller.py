@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from bench.scale.api_server import merged
-from holdfast.node_report import REPORT
+from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder, api_time
 from supervisor.nodes import controller
@@ -380,6 +380,19 @@ async def test_only_verdicts_of_the_last_minutes_are_a_storm_for_a_new_leader(
             assert jobs.heeded == [frozenset()]
         else:
             await jobs.until(lambda: jobs.heeded[-1] == frozenset("abcde"))
+
+
+async def test_a_new_leader_knows_of_a_storm_although_one_of_its_nodes_has_recovered() -> None:
+    async with _serving("a", "b", "c") as place:
+        jobs = place.jobs = WatchedJobs()
+        place.served.judge("a", "GPU 3 is lost", 120.0)
+        place.served.judge("b", "", 60.0)
+        place.served.judge("c", "", 9e6)
+        place.served.annotate("b", REPORT, report_text("b", at_s=time.time(), calmed_s=60.0))
+        place.served.annotate("b", REPORT_AT, api_time(datetime.now(timezone.utc)))
+        await place.lead()
+        await place.served.until(lambda: any("a storm" in each["message"] for each in place.served.events))
+        assert jobs.heeded == [frozenset()]
 
 
 async def test_the_verdict_of_an_agent_that_has_died_moves_nobody(place: Place) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +30,11 @@ class PlayedVerdicts:
         for each in self.names:
             self.say(each, "")
 
-    def say(self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0) -> bool:
-        return self.verdicts.note(name, said, self.now_s, rack, is_out=name in self.out, age_s=age_s)
+    def say(
+        self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0, calm_s: float = math.inf
+    ) -> bool:
+        is_out = name in self.out
+        return self.verdicts.note(name, said, self.now_s, rack, is_out=is_out, age_s=age_s, calm_s=calm_s)
 
     def change_leader(self) -> None:
         """Forget all verdicts, as a new leader does."""
@@ -236,12 +242,57 @@ def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
     assert "n50" in pool.swaps().moving
 
 
-def take_over(pool: PlayedVerdicts, ages_s: list[float], rack: str = "") -> None:
-    """Let a new leader find the bad verdicts of the first nodes, of these ages."""
+def take_over(
+    pool: PlayedVerdicts, ages_s: list[float], rack: str = "", calm_s: Sequence[float] = ()
+) -> None:
+    """Let a new leader find the bad verdicts of the first nodes, of these ages, and the last ones calm."""
     pool.change_leader()
-    for number, name in enumerate(pool.names):
-        is_bad = number < len(ages_s)
-        pool.say(name, BAD if is_bad else "", rack, ages_s[number] if is_bad else 0.0)
+    ages = [*ages_s, *[math.inf] * (len(pool.names) - len(ages_s) - len(calm_s)), *calm_s]
+    for number, (name, age_s) in enumerate(zip(pool.names, ages, strict=True)):
+        if number < len(ages_s):
+            pool.say(name, BAD, rack, age_s)
+        else:
+            pool.say(name, "", rack, calm_s=age_s)
+
+
+@pytest.mark.parametrize(
+    ("count", "bad", "rack"), [(100, POLICY.storm_nodes, ""), (100, POLICY.rack_nodes, "r1"), (3, 2, "")]
+)
+@pytest.mark.parametrize("at_s", [60.0, 240.0, POLICY.storm_window_s + 60.0, POLICY.cooldown_s])
+def test_a_storm_lasts_as_long_under_a_new_leader_although_one_of_its_nodes_has_recovered(
+    count: int, bad: int, rack: str, at_s: float
+) -> None:
+    """The new leader takes over `at_s` after the storm, and one node recovers 30 s before that."""
+    pool = PlayedVerdicts(count)
+    for name in pool.names[:bad]:
+        pool.say(name, BAD, rack)
+    assert "a storm" in pool.swaps().held["n00"]
+    take_over(pool, [at_s] * (bad - 1), rack, [30.0])
+    while pool.now_s < 1000.0 - at_s + POLICY.cooldown_s:
+        assert "a storm" in pool.swaps().held["n00"]
+        pool.now_s += 10.0
+    pool.now_s = 1000.0 + POLICY.memory_s
+    assert pool.swaps().moving
+
+
+def test_nodes_that_recovered_one_by_one_are_no_storm_for_a_new_leader() -> None:
+    pool = PlayedVerdicts(100)
+    take_over(pool, [10.0], calm_s=[30.0 + each * POLICY.storm_window_s / 3 for each in range(7)])
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_nodes_that_recovered_while_others_were_not_bad_yet_are_no_storm_of_most_nodes() -> None:
+    pool = PlayedVerdicts(3)
+    take_over(pool, [10.0], calm_s=[30.0])
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_a_node_that_recovered_while_it_was_out_is_no_sign_of_a_storm() -> None:
+    pool = PlayedVerdicts(3)
+    pool.out = {"n02"}
+    take_over(pool, [60.0], calm_s=[30.0])
+    pool.out = set()
+    assert pool.swaps().moving == {"n00"}
 
 
 @pytest.mark.parametrize("rack", ["", "r1"])
