@@ -108,11 +108,20 @@ def calm_s(node: KnownNode, changed_s: float, reported_s: float) -> float:
     """
     if changed_s > RECENT_S or node.report is None:
         return math.inf
-    try:
-        report = reports.read_report(parsed_report(node.report))
-    except Exception:  # whatever the report contains, it must not affect the other nodes
+    report = stored_report(node)
+    if report is None or evidence.unhealthy(report):
         return changed_s
-    return changed_s if evidence.unhealthy(report) else reported_s + report.calmed_s
+    return reported_s + report.calmed_s
+
+
+def stored_report(node: KnownNode) -> Report | None:
+    """Return the report on a Node, however old it is; None if it cannot be read."""
+    if node.report is None:
+        return None
+    try:
+        return reports.read_report(parsed_report(node.report))
+    except Exception:  # whatever the report contains, it must not affect the other nodes
+        return None
 
 
 def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:

@@ -115,6 +115,7 @@ class QuarantineController:
         self._verdicts = AgentVerdicts()
         self._swaps = VerdictSwaps()
         self._service: NodesInService | None = None  # None before the first plan
+        self._waived: set[str] = set()  # nodes with an operator's release that the last plan does not contain
         self._nodes = nodes
         nodes.observe(self._note_node)
         self.synced = nodes.synced  # set when all nodes are known
@@ -162,16 +163,38 @@ class QuarantineController:
         now_s, known = asyncio.get_running_loop().time(), self._known.get(name)
         if known is None:
             return self._verdicts.note(name, None, now_s)
-        is_out = known.is_tainted or known.view.cordoned
         wall_s, age_s, calm_s = self._wall(), 0.0, math.inf
         if not self._verdicts.knows(name):
             age_s = _age_s(known.verdict_times, wall_s)
             changed_s = min((_age_s((each,), wall_s) for each in known.calm_times), default=math.inf)
             if not known.verdict:
                 calm_s = agent_reports.calm_s(known, changed_s, _age_s((known.report_at,), wall_s))
+        waived_at_s = self._waived_at_s(known)
+        if waived_at_s is not None:
+            self._waived.add(name)
+        is_known = waived_at_s is not None and waived_at_s <= wall_s - age_s
         return self._verdicts.note(
-            name, known.verdict, now_s, known.view.rack, is_out=is_out, age_s=age_s, calm_s=calm_s
+            name,
+            known.verdict,
+            now_s,
+            known.view.rack,
+            is_expected=known.is_tainted or known.view.cordoned or is_known,
+            age_s=age_s,
+            calm_s=calm_s,
         )
+
+    def _waived_at_s(self, node: KnownNode) -> float | None:
+        """Return when an operator released a node with a bad verdict; None if something is wrong since then.
+
+        Until this process has heard from the agent, the report that an earlier leader has seen counts.
+        """
+        if not node.verdict or node.view.waiver is None:
+            return None
+        view = self._reports.view(node, asyncio.get_running_loop().time(), self.settings.policy)
+        if view.report is None and not view.refused:
+            reported_s = _age_s((node.report_at,), self._wall())
+            view = replace(view, report=agent_reports.stored_report(node), silent_s=reported_s)
+        return node.view.waiver.at_s if self._is_waived(view) else None
 
     def _heed_verdicts(self) -> None:
         """Make members leave the nodes whose agents report a fault, as far as the limits allow.
@@ -183,7 +206,7 @@ class QuarantineController:
         now_s, is_dry = asyncio.get_running_loop().time(), self._is_dry()
         policy = self.settings.policy
         silent = frozenset(name for name in self._known if self._reports.is_silent(name, now_s, policy))
-        service = replace(self._service, silent=silent)
+        service = replace(self._service, silent=silent, waived=self._service.waived | self._waived)
         self._swaps = self._verdicts.swaps(service, policy, now_s, is_dry=is_dry)
         self._jobs.heed_verdicts(self._swaps.moving)
 
@@ -267,6 +290,7 @@ class QuarantineController:
         out = frozenset(each.name for each in found.pool.nodes if breaker.is_out(each))
         awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
         waived = frozenset(each.name for each in found.pool.nodes if self._is_waived(each))
+        self._waived.clear()
         return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out, waived)
 
     def _is_waived(self, node: NodeView) -> bool:

@@ -19,7 +19,8 @@ new version together. So the same limits apply as to a taint, and they are check
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
-- After an operator's release, no members move until there is another fault.
+- After an operator's release, no members move until there is another fault. Until then, the node does not
+  count among the bad ones, and its verdict is no sign of a storm if it turns bad again.
 - The verdict of an agent that has fallen silent moves no members, because it may be days old.
 """
 
@@ -69,7 +70,7 @@ class _Node:
     rack: str
     problem: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
-    was_out: bool = False  # it got no new work at that time, so this is no sign of a storm
+    was_expected: bool = False  # its trouble was known or expected then, so this is no sign of a storm
     # when it recovered, if this process has not seen it turn bad; -inf if it has, or if that is long ago
     recovered_s: float = -math.inf
     moved_s: float = -math.inf  # when its members were last allowed to move
@@ -95,16 +96,17 @@ class AgentVerdicts:
         now_s: float,
         rack: str = "",
         *,
-        is_out: bool = False,
+        is_expected: bool = False,
         age_s: float = 0.0,
         calm_s: float = math.inf,
     ) -> bool:
         """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
 
-        `is_out` is True if the node gets no new work. Its trouble is then no sign of a storm, because it is
-        known or expected. `age_s` is the time since the verdict turned bad, and `calm_s` is the time since a
-        node without a fault recovered, according to the agent. They are used only for the first verdict of a
-        node, because this process sees all other changes. Returns True if `swaps` may have changed.
+        `is_expected` is True if the node gets no new work, or if an operator has released it and knew its
+        fault. Its trouble is then no sign of a storm. `age_s` is the time since the verdict turned bad, and
+        `calm_s` is the time since a node without a fault recovered, according to the agent. They are used
+        only for the first verdict of a node, because this process sees all other changes. Returns True if
+        `swaps` may have changed.
         """
         if problem is None:
             self._troubled.pop(name, None)
@@ -112,7 +114,9 @@ class AgentVerdicts:
         node = self._nodes.get(name)
         found_s = max(0.0, age_s) if node is None else 0.0
         if node is None:
-            node = self._nodes[name] = _Node(rack, was_out=is_out, recovered_s=now_s - max(0.0, calm_s))
+            node = self._nodes[name] = _Node(
+                rack, was_expected=is_expected, recovered_s=now_s - max(0.0, calm_s)
+            )
             if node.recovered_s > -math.inf and not problem:
                 self._troubled[name] = node
         node.rack = rack
@@ -121,7 +125,7 @@ class AgentVerdicts:
             return False
         node.problem, node.moves = problem, False
         if problem:
-            node.turned_s, node.was_out, node.recovered_s = now_s - found_s, is_out, -math.inf
+            node.turned_s, node.was_expected, node.recovered_s = now_s - found_s, is_expected, -math.inf
             self._troubled[name] = node
         return True
 
@@ -191,7 +195,7 @@ class AgentVerdicts:
         for rack, count in racks.items():
             if rack and count >= policy.rack_nodes:
                 found[rack] = f"a storm: the agents of {count} nodes of rack {rack} reported faults together"
-        self._remember_storms(policy, now_s)
+        self._remember_storms(service, policy, now_s)
         for rack, why in found.items():
             if why:
                 self._calm_s[rack] = now_s + policy.cooldown_s
@@ -203,15 +207,15 @@ class AgentVerdicts:
         """Yield the nodes that have turned bad within the window of a storm."""
         for name, each in self._troubled.items():
             bad_s = max(each.turned_s, each.recovered_s)
-            if bad_s > now_s - policy.storm_window_s and not each.was_out:
+            if bad_s > now_s - policy.storm_window_s and not each.was_expected:
                 yield name, each
 
     def _apart(self, service: NodesInService, policy: NodePolicy, now_s: float) -> frozenset[str]:
         """Return the nodes with faults of their own, which no storm of other nodes holds any longer."""
         total = len(self._nodes)
-        heard = {name for name, each in self._troubled.items() if each.problem} - service.silent
-        bad = {name: self._troubled[name] for name in heard - service.out}
-        steady = {name for name in heard if now_s - self._troubled[name].turned_s >= policy.cooldown_s}
+        all_bad = self._bad(service)
+        bad = {name: self._troubled[name] for name in all_bad - service.out}
+        steady = {name for name in all_bad if now_s - self._troubled[name].turned_s >= policy.cooldown_s}
         crowd = bad.keys() | {name for name, _ in self._recent(policy, now_s)}
         is_most = len(steady) >= 2 and 2 * len(steady) > total
         if is_most or len(crowd) > max(2 * policy.storm_nodes, int(policy.max_share * total)):
@@ -226,18 +230,24 @@ class AgentVerdicts:
             together |= _turned_together(turned, need, policy.storm_window_s)
         return frozenset(steady - together)
 
-    def _remember_storms(self, policy: NodePolicy, now_s: float) -> None:
+    def _bad(self, service: NodesInService) -> set[str]:
+        """Return the nodes whose agents report a fault now, except those that an operator has released."""
+        found = {name for name, each in self._troubled.items() if each.problem}
+        return found - service.silent - service.waived
+
+    def _remember_storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> None:
         """Note when the storms end that are over but began before this process led."""
         racks: dict[str, list[_Node]] = {"": []}
         for each in self._troubled.values():
-            if not each.was_out:
+            if not each.was_expected:
                 for rack in {"", each.rack}:
                     racks.setdefault(rack, []).append(each)
         for rack, there in racks.items():
             need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
             end_s = _last_storm_end_s(there, need, policy.storm_window_s)
             if not rack:
-                end_s = max(end_s, _last_majority_s(there, len(self._nodes)))
+                bad = [self._troubled[name] for name in self._bad(service)]
+                end_s = max(end_s, _last_majority_s(there, bad, len(self._nodes)))
             calm_s = end_s + policy.cooldown_s
             if calm_s > now_s:
                 self._calm_s[rack] = max(calm_s, self._calm_s.get(rack, calm_s))
@@ -247,7 +257,7 @@ class AgentVerdicts:
 
     def _storm_of_pool(self, recent: list[_Node], service: NodesInService, policy: NodePolicy) -> str:
         total = len(self._nodes)
-        bad = sum(1 for name, each in self._troubled.items() if each.problem and name not in service.silent)
+        bad = len(self._bad(service))
         if bad >= 2 and 2 * bad > total:
             return f"a storm: the agents of {bad} of {total} nodes report faults"
         if len(recent) >= self._nodes_of_storm(policy):
@@ -276,9 +286,9 @@ def _last_storm_end_s(there: Sequence[_Node], need: int, window_s: float) -> flo
     return found_s
 
 
-def _last_majority_s(there: Sequence[_Node], total: int) -> float:
+def _last_majority_s(there: Sequence[_Node], bad_now: Sequence[_Node], total: int) -> float:
     """Return when a node last recovered under a predecessor while most nodes were bad; -inf if none did."""
-    turned_s = sorted(each.turned_s for each in there if each.problem)
+    turned_s = sorted(each.turned_s for each in bad_now)
     recovered_s = sorted(each.recovered_s for each in there if each.recovered_s > -math.inf)
     for index in reversed(range(len(recovered_s))):
         bad = bisect_right(turned_s, recovered_s[index]) + len(recovered_s) - index

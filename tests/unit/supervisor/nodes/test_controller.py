@@ -441,6 +441,28 @@ async def test_an_operators_release_ends_the_moves_for_a_known_fault(place: Plac
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
 
 
+async def test_a_node_that_an_operator_has_released_is_no_part_of_a_storm(place: Place) -> None:
+    """Its agent restarts and reports the known fault again. Later, the next leader finds this verdict."""
+    jobs = await judged(place, storm_nodes="2")
+    place.served.judge("a", "GPU 3 is lost")
+    place.served.report("a", XID)
+    await place.served.until(is_settled(place.served, "a"))
+    place.served.annotate("a", REQUEST, "release")
+    await place.served.until(lambda: TAINT not in json.dumps(place.served.node("a")["spec"]))
+    await jobs.until(lambda: jobs.heeded[-1] == frozenset())
+    place.served.judge("a")
+    place.served.judge("a", "GPU 3 is lost")
+    place.served.judge("b", "GPU 4 is lost")
+    await jobs.until(lambda: jobs.heeded[-1] == {"b"})
+    assert not any("a storm" in each["message"] for each in place.served.events)
+    await place.kill()
+    place.served.configure()
+    second = place.jobs = WatchedJobs()
+    await place.lead()
+    await second.until(lambda: second.heeded[-1] == {"b"})
+    assert not any("a storm" in each["message"] for each in place.served.events)
+
+
 @pytest.mark.parametrize(
     ("times", "age_s"),
     [

@@ -33,8 +33,10 @@ class PlayedVerdicts:
     def say(
         self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0, calm_s: float = math.inf
     ) -> bool:
-        is_out = name in self.out
-        return self.verdicts.note(name, said, self.now_s, rack, is_out=is_out, age_s=age_s, calm_s=calm_s)
+        expected = name in self.out | self.waived
+        return self.verdicts.note(
+            name, said, self.now_s, rack, is_expected=expected, age_s=age_s, calm_s=calm_s
+        )
 
     def change_leader(self) -> None:
         """Forget all verdicts, as a new leader does."""
@@ -346,6 +348,24 @@ def test_nobody_moves_from_a_node_that_an_operator_has_released_until_there_is_a
     assert pool.swaps() == VerdictSwaps(), "the operator knows"
     pool.waived = set()
     assert pool.swaps().moving == {"n00"}
+
+
+def test_a_node_that_an_operator_has_released_does_not_count_among_the_bad_nodes() -> None:
+    pool = PlayedVerdicts(3)
+    pool.waived = {"n00"}
+    pool.say("n00")
+    pool.say("n01")
+    assert pool.swaps() == VerdictSwaps(frozenset({"n01"}))
+    take_over(pool, [90.0], calm_s=[60.0])
+    assert pool.swaps() == VerdictSwaps()
+
+
+def test_flapping_verdicts_of_nodes_that_an_operator_has_released_are_no_storm() -> None:
+    pool = PlayedVerdicts(100)
+    pool.waived = {*pool.names[: POLICY.storm_nodes]}
+    flap(pool, pool.names[: POLICY.storm_nodes])
+    pool.say("n99")
+    assert pool.swaps().moving == {"n99"}
 
 
 def test_a_node_without_an_agent_is_forgotten() -> None:
