@@ -142,7 +142,7 @@ class AgentVerdicts:
         )
         moving: dict[str, str] = {}
         held: dict[str, str] = {}
-        room = service.breaker.balance
+        room, more = service.breaker.balance, 0  # `more` nodes in service have members that are moving
         for name, node in bad:
             if name in service.waived:
                 continue
@@ -158,11 +158,13 @@ class AgentVerdicts:
                     f" {policy.cooldown_s:.0f} s"
                 )
             if not why and not is_out and room <= 0:
-                why = f"no other node may be taken out: {self._full(service, moving)}"
+                why = f"no other node may be taken out: {service.breaker.why}"
+                if more:
+                    why = f"{why}, and the members of {more} more are moving"
             if why:
                 held[name] = f"{node.problem}; its members stay: {why}"
                 continue
-            room -= not is_out
+            room, more = room - (not is_out), more + (not is_out)
             moving[name] = node.problem
             if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
@@ -170,11 +172,6 @@ class AgentVerdicts:
         if is_dry:
             return VerdictSwaps(held=held, would=moving, alerts=alerts)
         return VerdictSwaps(frozenset(moving), held, alerts=alerts)
-
-    def _full(self, service: NodesInService, moving: Mapping[str, str]) -> str:
-        more = len(moving.keys() - service.out)
-        left = f", and the members of {more} more are moving" if more else ""
-        return f"{service.breaker.why}{left}"
 
     def _forget(self, policy: NodePolicy, now_s: float) -> None:
         oldest_s = now_s - policy.memory_s
