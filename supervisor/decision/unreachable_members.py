@@ -15,6 +15,18 @@ SIGNATURE = "cut off from its peers"  # of the loss of such a member
 KEPT = f"{SIGNATURE}, not replaced"  # the same, if no standby was ready when the group started again
 MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
 HOUR_S = 3600.0
+SILENT_S = 5.0  # a member that reports again after this time did perhaps not run, so nothing is known before
+
+
+def named_since(
+    before: tuple[tuple[str, int], ...], unreached: tuple[str, ...], heard_ns: int, now_ns: int
+) -> tuple[tuple[str, int], ...]:
+    """Return since when a member's reports have named each neighbour that it does not reach, by URL.
+
+    `before` is the result for the previous report, which arrived at `heard_ns`.
+    """
+    known = dict(before) if now_ns - heard_ns <= SILENT_S * SECOND_NS else {}
+    return tuple((url, known.get(url, now_ns)) for url in unreached)
 
 
 def is_replaced(memory: JobState, name: str) -> bool:

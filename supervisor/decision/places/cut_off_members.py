@@ -162,7 +162,8 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
         assert each is not None
         assert each.report is not None
         others = {positions.get(url, position) for url in each.report.unreached} - {position}
-        missed |= {(position, other): each.report.unreached_s for other in others if 0 <= other < len(there)}
+        lasted = {positions.get(url, position): _lasted_s(view, each, url) for url in each.report.unreached}
+        missed |= {(position, other): lasted[other] for other in others if 0 <= other < len(there)}
     unconfirmed = frozenset((one, other) for one, other in missed if (other, one) not in missed)
     lasted_s = {
         pair: min(since_s, _could_confirm_s(view, there[pair[1]], since_s))
@@ -176,6 +177,18 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     unconfirmed = frozenset(pair for pair in unconfirmed if pair[1] not in silent)
     confirmed = (pair for pair in missed if pair not in unconfirmed)
     return frozenset((min(pair), max(pair)) for pair in confirmed), unconfirmed
+
+
+def _lasted_s(view: View, member: MemberView, url: str) -> float:
+    """Return for how long a member has not reached the neighbour at `url`.
+
+    This is what its sidecar reports. But if it has named this neighbour in all reports for long enough, a
+    number that does not grow with them is not believed.
+    """
+    assert member.report is not None
+    named_ns = max(dict(member.unreached_ns).get(url, view.now_ns), member.stepped_ns, view.memory.since_ns)
+    named_s = (view.now_ns - named_ns) / SECOND_NS
+    return max(member.report.unreached_s, named_s if named_s >= UNCONFIRMED_S else 0.0)
 
 
 def _cannot_confirm(

@@ -106,6 +106,18 @@ def test_a_member_that_is_cut_off_is_replaced_although_its_own_sidecar_has_resta
     assert world.final.step == STEPS
 
 
+@pytest.mark.parametrize("stuck", ["m0", "m1", "m2"])
+def test_a_sidecar_that_always_reports_the_same_duration_does_not_prevent_the_replacement(stuck: str) -> None:
+    world = job("m1")
+    assert world.links is not None
+    world.links.stuck.add(stuck)
+    world.run(300)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert 40.0 < after_s < 55.0
+    assert world.final.step == STEPS
+
+
 def test_a_member_that_trained_with_the_standby_is_not_suspected_any_longer() -> None:
     policy = replace(POLICY, members=2, standby=3)
     world = job("m1", policy=policy).at(CUT_MS + 20_000, links_of("m2")).run(300)
