@@ -479,6 +479,19 @@ def test_a_swap_without_a_standby_is_waited_for_and_does_not_count() -> None:
 # -- members that are new in the group
 
 
+def test_a_member_that_does_not_confirm_a_report_is_asked_to_reach_the_one_that_reports_it() -> None:
+    two, stepped_ns = replace(POLICY, members=2), int((NOW_S - 60.0) * S)
+    seen = group(
+        here(0, 1, for_s=45.0, stepped_ns=stepped_ns), here(1, stepped_ns=stepped_ns), standby(), count=2
+    )
+    found = decide(seen, two)
+    assert isinstance(found, Warn), "one report alone moves nobody"
+    assert must_reach(seen.memory, "m1", two) == set()
+    warned = replace(seen.memory, warned=(PastWarning(found.place, found.why),))
+    assert must_reach(warned, "m1", two) == {"m0"}
+    assert must_reach(warned, "m0", two) == set()
+
+
 def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
     """Return the members that a member must reach according to its order."""
     urls = orders.order_for(memory, name, policy, None).must_reach
