@@ -106,6 +106,24 @@ def test_a_member_that_is_cut_off_is_replaced_although_its_own_sidecar_has_resta
     assert world.final.step == STEPS
 
 
+@pytest.mark.parametrize("fails_ms", [0, 300])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_member_that_is_cut_off_while_another_one_is_lost_is_found_after_it(
+    is_silent: bool, fails_ms: int
+) -> None:
+    def lose(world: World) -> None:
+        if is_silent:
+            world.network.cut_off("m3", 600_000)
+        else:
+            world.remove("m3")
+
+    world = job(fails_ms=fails_ms).at(CUT_MS, lose).at(CUT_MS + 50, links_of("m1")).run(200)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s < 80.0
+    assert world.final.step == STEPS
+
+
 @pytest.mark.parametrize("stuck", ["m0", "m1", "m2"])
 def test_a_sidecar_that_always_reports_the_same_duration_does_not_prevent_the_replacement(stuck: str) -> None:
     world = job("m1")
