@@ -410,7 +410,9 @@ class Job:
         signs = (line.stepped_ns, round(unanswered_s, 3), round(awaited_s, 3))
         rack = self._rack_of(line.report.node) if line.report is not None else ""
         seen = MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
-        return replace(seen, rack=rack, back_ns=line.back_ns) if rack or line.back_ns else seen
+        if rack or line.back_ns or line.unreached_ns:
+            return replace(seen, rack=rack, back_ns=line.back_ns, unreached_ns=line.unreached_ns)
+        return seen
 
     def _with_departure(self, member: MemberView, departure: Departure | None) -> MemberView:
         is_ending = departure is not None and departure.has_begun and member.name not in self.memory.lost

@@ -38,6 +38,7 @@ from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.report_memory import MemoryHolder
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.reports.report_decoder import ReportDecoder
+from supervisor.decision import unreachable_members
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
@@ -99,6 +100,7 @@ class MemberConnection:
     well_ns: int = 0  # when the member last reported a launcher that responds
     back_ns: int = 0  # see `MemberView`
     stepped_ns: int = 0  # see `MemberView`
+    unreached_ns: tuple[tuple[str, int], ...] = ()  # see `MemberView`
     unanswered_ns: int = (
         0  # when the member's host stopped answering probes; 0 if it answers, or if this is unknown
     )
@@ -162,6 +164,7 @@ class MemberServer:
             line.since_ns = line.since_ns and moved(line.since_ns)
             line.first_ns = line.first_ns and moved(line.first_ns)
             line.stepped_ns = line.stepped_ns and moved(line.stepped_ns)
+            line.unreached_ns = tuple((url, moved(at_ns)) for url, at_ns in line.unreached_ns)
             line.unanswered_ns = 0
 
     def order(self, member: str, order: MemberOrder) -> None:
@@ -342,6 +345,9 @@ class MemberServer:
             object.__setattr__(report, "launcher", line.launcher)
         if line.is_new:
             line.is_new, line.back_ns = False, now_ns if line.first_ns else 0
+        line.unreached_ns = unreachable_members.named_since(
+            line.unreached_ns, report.unreached, line.heard_ns, now_ns
+        )
         line.report, line.connected, line.heard_ns = report, True, now_ns
         line.first_ns = line.first_ns or now_ns
         self.has_heard = True

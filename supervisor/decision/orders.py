@@ -163,13 +163,26 @@ def _must_reach(memory: JobState, member: str, position: int, policy: Policy) ->
     This is usually (), because a NetworkPolicy may allow only the connections of the ranks. But a member that
     has reached others should also reach a member that is new in the group, until the group has completed a
     step. The same holds for the member that stayed when its only unreached peer was replaced
-    (`unreachable_members.suspect`).
+    (`unreachable_members.suspect`). And a member should reach the neighbour that has reported it, even if its
+    own sidecar is new and therefore has never reached anybody.
     """
+    neighbours = _neighbours(memory, position, policy)
+    wanted = set(_untried_neighbours(memory, member, position, neighbours))
+    urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
+    for each in {(position + step) % count for step in (-1, 1)} if memory.warned else ():
+        if unreachable_members.is_asked_to_confirm(memory, member, memory.placement[each]):
+            wanted.add(urls.get(each, ""))
+    return tuple(each for each in neighbours if each in wanted)
+
+
+def _untried_neighbours(
+    memory: JobState, member: str, position: int, neighbours: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the neighbours that must be reached because they, or the member itself, may be cut off."""
     suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
     names = _untried(memory.untried) | {suspect} if suspect else _untried(memory.untried)
     if memory.settled or not names:
         return ()
-    neighbours = _neighbours(memory, position, policy)
     if member in names:
         return neighbours
     urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)

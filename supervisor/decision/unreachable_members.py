@@ -15,6 +15,30 @@ SIGNATURE = "cut off from its peers"  # of the loss of such a member
 KEPT = f"{SIGNATURE}, not replaced"  # the same, if no standby was ready when the group started again
 MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
 HOUR_S = 3600.0
+WARNED = "peers of "  # how the places of warnings begin
+SILENT_S = 5.0  # a member that reports again after this time did perhaps not run, so nothing is known before
+
+
+def named_since(
+    before: tuple[tuple[str, int], ...], unreached: tuple[str, ...], heard_ns: int, now_ns: int
+) -> tuple[tuple[str, int], ...]:
+    """Return since when a member's reports have named each neighbour that it does not reach, by URL.
+
+    `before` is the result for the previous report, which arrived at `heard_ns`.
+    """
+    known = dict(before) if now_ns - heard_ns <= SILENT_S * SECOND_NS else {}
+    return tuple((url, known.get(url, now_ns)) for url in unreached)
+
+
+def unconfirmed(other: str) -> str:
+    """Return the clause of a warning that a member does not confirm that another one does not reach it."""
+    return f"{other} does not confirm this"
+
+
+def is_asked_to_confirm(memory: JobState, member: str, one: str) -> bool:
+    """True if the user was warned that `one` does not reach `member`, which did not confirm this."""
+    place = f"{WARNED}{one}: {unconfirmed(member)}"
+    return any(each.place == place for each in memory.warned)
 
 
 def is_replaced(memory: JobState, name: str) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from supervisor.nodes.node_objects import KnownNode, parsed_report
-from supervisor.quarantine import reports
+from supervisor.quarantine import evidence, reports
 from supervisor.quarantine.model import NodePolicy, NodeView, Report
 from supervisor.quarantine.reports import Machine, Received
 
+RECENT_S = 86400.0  # only recoveries within this time matter; no policy remembers a storm for longer
 MAX_SENDERS = 4  # machines that report under one name; two are already an alert
 
 
@@ -93,6 +94,34 @@ class AgentReports:
         if found.report is not None and not found.refused and len(heard.received) == 1:
             heard.known = (policy, found.report, heard.received[0].at_s)
         return found
+
+
+def calm_s(node: KnownNode, changed_s: float, reported_s: float) -> float:
+    """Return how long ago a node recovered that this process finds without a fault; inf if long ago or never.
+
+    The agent's report shows whether the node recovered, or whether its agent has only restarted and written
+    new times. A report that still has an unhealthy finding is older than the recovery.
+
+    Args:
+        changed_s: How old the newest condition without a fault is.
+        reported_s: How old the agent's report is.
+    """
+    if changed_s > RECENT_S or node.report is None:
+        return math.inf
+    report = stored_report(node)
+    if report is None or evidence.unhealthy(report):
+        return changed_s
+    return reported_s + report.calmed_s
+
+
+def stored_report(node: KnownNode) -> Report | None:
+    """Return the report on a Node, however old it is; None if it cannot be read."""
+    if node.report is None:
+        return None
+    try:
+        return reports.read_report(parsed_report(node.report))
+    except Exception:  # whatever the report contains, it must not affect the other nodes
+        return None
 
 
 def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:

@@ -99,6 +99,8 @@ class Announcer:
                 now[hold.node, ALERT] = hold.why
         for name, why in swaps.held.items():
             now[name, VERDICT_HELD] = why
+            if name in swaps.alerts:
+                now.setdefault((name, ALERT), why)
         for name, why in swaps.would.items():
             now[name, VERDICT_DRY_RUN] = (
                 f"dry run: Holdfast would move the members of jobs on this node to standbys: {why}"

@@ -66,6 +66,7 @@ class KnownNode:
     last_decision: Mapping[str, str]
     verdict: str | None = None  # see `verdict_of`
     verdict_times: tuple[str, ...] = ()  # see `verdict_times_of`
+    calm_times: tuple[str, ...] = ()  # see `calm_times_of`
 
     @property
     def name(self) -> str:
@@ -171,6 +172,7 @@ def _read(found: Mapping[str, Any]) -> KnownNode:
         last_decision,
         verdict_of(found),
         verdict_times_of(found),
+        calm_times_of(found),
     )
 
 
@@ -190,6 +192,12 @@ def verdict_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
     """Return since when the agent has reported each fault, as it has written it; "" for an unknown time."""
     bad = (each for each in _verdicts(found) if each.get("status") == "False")
     return tuple(str(each.get("lastTransitionTime") or "") for each in bad)
+
+
+def calm_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return since when the agent has reported no fault, as `verdict_times_of` does for faults."""
+    calm = (each for each in _verdicts(found) if each.get("status") != "False")
+    return tuple(str(each.get("lastTransitionTime") or "") for each in calm)
 
 
 def _verdicts(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:

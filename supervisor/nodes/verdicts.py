@@ -7,19 +7,28 @@ new version together. So the same limits apply as to a taint, and they are check
 - A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
 - In a storm, no members move. A storm means that many nodes turned bad within a window, that several nodes of
   one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
-  members, but not more than the breaker allows. The process that leads may be new, so a verdict that it finds
-  counts from the time that the agent has written, and a storm lasts as long as under its predecessor.
+  members, but not more than the breaker allows.
+- The process that leads may be new, so a verdict that it finds counts from the time that the agent has
+  written. A node that has recovered within `memory_s` counts, too. It is unknown when that node turned bad,
+  so it counts for any storm that began before its recovery. A storm therefore lasts at least as long as
+  under the predecessor, but at most for `memory_s` after the recovery.
+- Nodes that flap can prolong a storm for ever, so it holds a node with a fault of its own for at most one
+  cool-down. Such a node has been bad without interruption for `cooldown_s`, and only few of the nodes that
+  are still bad turned bad together with it. Only a storm that is too large to consist of flapping nodes may
+  hold it longer. Whatever holds a node for `alert_s` is an alert.
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
-- After an operator's release, no members move until there is another fault.
+- After an operator's release, no members move until there is another fault. Until then, the node does not
+  count among the bad ones, and its verdict is no sign of a storm if it turns bad again.
 - The verdict of an agent that has fallen silent moves no members, because it may be days old.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.quarantine.breaker import Breaker
@@ -44,12 +53,14 @@ class VerdictSwaps:
     """What is done about the verdicts now.
 
     Members move away from the nodes in `moving`. They stay on the nodes in `held` and in `would`, for the
-    reason given there. They would leave the nodes in `would` if this were not a dry run.
+    reason given there. They would leave the nodes in `would` if this were not a dry run. The nodes in
+    `alerts` have been held for so long that an operator must act.
     """
 
     moving: frozenset[str] = frozenset()
     held: Mapping[str, str] = field(default_factory=dict)
     would: Mapping[str, str] = field(default_factory=dict)
+    alerts: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -59,6 +70,9 @@ class _Node:
     rack: str
     problem: str = ""  # what is wrong; "" while nothing is
     turned_s: float = -math.inf  # when it last turned bad
+    was_expected: bool = False  # its trouble was known or expected then, so this is no sign of a storm
+    # when it recovered, if this process has not seen it turn bad; -inf if it has, or if that is long ago
+    recovered_s: float = -math.inf
     moved_s: float = -math.inf  # when its members were last allowed to move
     moves: bool = False  # its members have been allowed to move since the verdict turned bad
 
@@ -71,6 +85,10 @@ class AgentVerdicts:
         self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
         self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
 
+    def knows(self, name: str) -> bool:
+        """Return whether a verdict of this node has been noted."""
+        return name in self._nodes
+
     def note(
         self,
         name: str,
@@ -78,15 +96,17 @@ class AgentVerdicts:
         now_s: float,
         rack: str = "",
         *,
-        is_out: bool = False,
+        is_expected: bool = False,
         age_s: float = 0.0,
+        calm_s: float = math.inf,
     ) -> bool:
         """Note a verdict as `node_objects.verdict_of` returns it; None if the node or its agent is gone.
 
-        `is_out` is True if the node gets no new work. Its trouble is then no sign of a storm, because it is
-        known or expected. `age_s` is the time since the verdict turned bad, according to the agent. It is
-        used only for the first verdict of a node, because this process sees all others turn bad. Returns True
-        if `swaps` may have changed.
+        `is_expected` is True if the node gets no new work, or if an operator has released it and knew its
+        fault. Its trouble is then no sign of a storm. `age_s` is the time since the verdict turned bad, and
+        `calm_s` is the time since a node without a fault recovered, according to the agent. They are used
+        only for the first verdict of a node, because this process sees all other changes. Returns True if
+        `swaps` may have changed.
         """
         if problem is None:
             self._troubled.pop(name, None)
@@ -94,14 +114,18 @@ class AgentVerdicts:
         node = self._nodes.get(name)
         found_s = max(0.0, age_s) if node is None else 0.0
         if node is None:
-            node = self._nodes[name] = _Node(rack)
+            node = self._nodes[name] = _Node(
+                rack, was_expected=is_expected, recovered_s=now_s - max(0.0, calm_s)
+            )
+            if node.recovered_s > -math.inf and not problem:
+                self._troubled[name] = node
         node.rack = rack
         if bool(problem) == bool(node.problem):
             node.problem = problem
             return False
         node.problem, node.moves = problem, False
         if problem:
-            node.turned_s = -math.inf if is_out else now_s - found_s
+            node.turned_s, node.was_expected, node.recovered_s = now_s - found_s, is_expected, -math.inf
             self._troubled[name] = node
         return True
 
@@ -111,13 +135,14 @@ class AgentVerdicts:
         """Return what to do about the verdicts, and remember which members may move."""
         self._forget(policy, now_s)
         storms = self._storms(service, policy, now_s)
+        apart = self._apart(service, policy, now_s)
         bad = sorted(
             ((name, node) for name, node in self._troubled.items() if node.problem),
             key=lambda each: (not each[1].moves, each[1].turned_s, each[0]),
         )
         moving: dict[str, str] = {}
         held: dict[str, str] = {}
-        room = service.breaker.balance
+        room, more = service.breaker.balance, 0  # `more` nodes in service have members that are moving
         for name, node in bad:
             if name in service.waived:
                 continue
@@ -125,40 +150,41 @@ class AgentVerdicts:
             why = ""
             if name in service.silent:
                 why = f"its agent has not been heard within {policy.stale_s:.0f} s"
-            why = why or storms.get("") or storms.get(node.rack, "")
+            if not why and name not in apart:
+                why = storms.get("") or storms.get(node.rack, "")
             if not why and not node.moves and now_s < node.moved_s + policy.cooldown_s:
                 why = (
                     "its verdict has changed again, and its members have moved already within"
                     f" {policy.cooldown_s:.0f} s"
                 )
             if not why and not is_out and room <= 0:
-                why = f"no other node may be taken out: {self._full(service, moving)}"
+                why = f"no other node may be taken out: {service.breaker.why}"
+                if more:
+                    why = f"{why}, and the members of {more} more are moving"
             if why:
                 held[name] = f"{node.problem}; its members stay: {why}"
                 continue
-            room -= not is_out
+            room, more = room - (not is_out), more + (not is_out)
             moving[name] = node.problem
             if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
+        alerts = frozenset(each for each in held if now_s >= self._nodes[each].turned_s + policy.alert_s)
         if is_dry:
-            return VerdictSwaps(held=held, would=moving)
-        return VerdictSwaps(frozenset(moving), held)
-
-    def _full(self, service: NodesInService, moving: Mapping[str, str]) -> str:
-        more = len(moving.keys() - service.out)
-        left = f", and the members of {more} more are moving" if more else ""
-        return f"{service.breaker.why}{left}"
+            return VerdictSwaps(held=held, would=moving, alerts=alerts)
+        return VerdictSwaps(frozenset(moving), held, alerts=alerts)
 
     def _forget(self, policy: NodePolicy, now_s: float) -> None:
         oldest_s = now_s - policy.memory_s
         self._troubled = {
-            name: node for name, node in self._troubled.items() if node.problem or node.turned_s > oldest_s
+            name: node
+            for name, node in self._troubled.items()
+            if node.problem or max(node.turned_s, node.recovered_s) > oldest_s
         }
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
     def _storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> dict[str, str]:
         """Return why no members move, by rack; the key "" stands for the whole pool."""
-        recent = [each for each in self._troubled.values() if each.turned_s > now_s - policy.storm_window_s]
+        recent = [each for _, each in self._recent(policy, now_s)]
         found = {"": self._storm_of_pool(recent, service, policy)}
         racks: dict[str, int] = {}
         for each in recent:
@@ -166,7 +192,7 @@ class AgentVerdicts:
         for rack, count in racks.items():
             if rack and count >= policy.rack_nodes:
                 found[rack] = f"a storm: the agents of {count} nodes of rack {rack} reported faults together"
-        self._remember_storms(policy, now_s)
+        self._remember_storms(service, policy, now_s)
         for rack, why in found.items():
             if why:
                 self._calm_s[rack] = now_s + policy.cooldown_s
@@ -174,15 +200,52 @@ class AgentVerdicts:
             found[rack] = found.get(rack) or "a storm has not been over for long enough"
         return found
 
-    def _remember_storms(self, policy: NodePolicy, now_s: float) -> None:
-        """Note when the storms end that are over but began before this process led."""
-        racks: dict[str, list[float]] = {"": [each.turned_s for each in self._troubled.values()]}
-        for each in self._troubled.values():
-            if each.rack:
-                racks.setdefault(each.rack, []).append(each.turned_s)
-        for rack, turned_s in racks.items():
+    def _recent(self, policy: NodePolicy, now_s: float) -> Iterator[tuple[str, _Node]]:
+        """Yield the nodes that have turned bad within the window of a storm."""
+        for name, each in self._troubled.items():
+            bad_s = max(each.turned_s, each.recovered_s)
+            if bad_s > now_s - policy.storm_window_s and not each.was_expected:
+                yield name, each
+
+    def _apart(self, service: NodesInService, policy: NodePolicy, now_s: float) -> frozenset[str]:
+        """Return the nodes with faults of their own, which no storm of other nodes holds any longer."""
+        total = len(self._nodes)
+        all_bad = self._bad(service)
+        bad = {name: self._troubled[name] for name in all_bad - service.out}
+        steady = {name for name in all_bad if now_s - self._troubled[name].turned_s >= policy.cooldown_s}
+        crowd = bad.keys() | {name for name, _ in self._recent(policy, now_s)}
+        is_most = len(steady) >= 2 and 2 * len(steady) > total
+        if is_most or len(crowd) > max(2 * policy.storm_nodes, int(policy.max_share * total)):
+            return frozenset()
+        racks: dict[str, list[tuple[float, str]]] = {"": []}
+        for name, each in bad.items():
+            for rack in {"", each.rack}:
+                racks.setdefault(rack, []).append((each.turned_s, name))
+        together = set[str]()
+        for rack, turned in racks.items():
             need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
-            calm_s = _last_storm_end_s(turned_s, need, policy.storm_window_s) + policy.cooldown_s
+            together |= _turned_together(turned, need, policy.storm_window_s)
+        return frozenset(steady - together)
+
+    def _bad(self, service: NodesInService) -> set[str]:
+        """Return the nodes whose agents report a fault now, except those that an operator has released."""
+        found = {name for name, each in self._troubled.items() if each.problem}
+        return found - service.silent - service.waived
+
+    def _remember_storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> None:
+        """Note when the storms end that are over but began before this process led."""
+        racks: dict[str, list[_Node]] = {"": []}
+        for each in self._troubled.values():
+            if not each.was_expected:
+                for rack in {"", each.rack}:
+                    racks.setdefault(rack, []).append(each)
+        for rack, there in racks.items():
+            need = policy.rack_nodes if rack else self._nodes_of_storm(policy)
+            end_s = _last_storm_end_s(there, need, policy.storm_window_s)
+            if not rack:
+                bad = [self._troubled[name] for name in self._bad(service)]
+                end_s = max(end_s, _last_majority_s(there, bad, len(self._nodes)))
+            calm_s = end_s + policy.cooldown_s
             if calm_s > now_s:
                 self._calm_s[rack] = max(calm_s, self._calm_s.get(rack, calm_s))
 
@@ -191,7 +254,7 @@ class AgentVerdicts:
 
     def _storm_of_pool(self, recent: list[_Node], service: NodesInService, policy: NodePolicy) -> str:
         total = len(self._nodes)
-        bad = sum(1 for name, each in self._troubled.items() if each.problem and name not in service.silent)
+        bad = len(self._bad(service))
         if bad >= 2 and 2 * bad > total:
             return f"a storm: the agents of {bad} of {total} nodes report faults"
         if len(recent) >= self._nodes_of_storm(policy):
@@ -202,11 +265,43 @@ class AgentVerdicts:
         return ""
 
 
-def _last_storm_end_s(turned_s: Sequence[float], need: int, window_s: float) -> float:
+def _last_storm_end_s(there: Sequence[_Node], need: int, window_s: float) -> float:
     """Return when `need` verdicts last ceased to have turned bad within a window; -inf if they never have.
 
-    It can be in the future.
+    It can be in the future. The times of nodes that recovered under a predecessor are those of the recovery,
+    but they can have turned bad at any time before.
     """
-    times_s = sorted(each for each in turned_s if each > -math.inf)
-    firsts = zip(times_s, times_s[need - 1 :], strict=False)
-    return max((first + window_s for first, last in firsts if last - first < window_s), default=-math.inf)
+    times = sorted((max(each.turned_s, each.recovered_s), each.recovered_s == -math.inf) for each in there)
+    times_s = [at_s for at_s, _ in times]
+    recovered_s = sorted(each.recovered_s for each in there if each.recovered_s > -math.inf)
+    found_s = -math.inf
+    for index, (first_s, is_known) in enumerate(times):
+        end = bisect_left(times_s, first_s + window_s)
+        later = len(recovered_s) - bisect_left(recovered_s, first_s + window_s)
+        if end - index + (later if is_known else 0) >= need:
+            found_s = first_s + window_s
+    return found_s
+
+
+def _last_majority_s(there: Sequence[_Node], bad_now: Sequence[_Node], total: int) -> float:
+    """Return when a node last recovered under a predecessor while most nodes were bad; -inf if none did."""
+    turned_s = sorted(each.turned_s for each in bad_now)
+    recovered_s = sorted(each.recovered_s for each in there if each.recovered_s > -math.inf)
+    for index in reversed(range(len(recovered_s))):
+        bad = bisect_right(turned_s, recovered_s[index]) + len(recovered_s) - index
+        if bad >= 2 and 2 * bad > total:
+            return recovered_s[index]
+    return -math.inf
+
+
+def _turned_together(turned: Sequence[tuple[float, str]], need: int, window_s: float) -> set[str]:
+    """Return the nodes that turned bad within a window in which at least `need` nodes did.
+
+    `turned` contains the times, and the names of the nodes.
+    """
+    times, found, end = sorted(turned), set[str](), 0
+    for first, last in zip(range(len(times)), range(need - 1, len(times)), strict=False):
+        if times[last][0] - times[first][0] < window_s:
+            found.update(name for _, name in times[max(first, end) : last + 1])
+            end = last + 1
+    return found

@@ -351,6 +351,8 @@ class MemberView:
     rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown
     # when it last reported again after its connection had ended; 0 if that has not happened
     back_ns: int = field(default=0, metadata=added())
+    # since when its reports have named each of the neighbours that it does not reach, by URL
+    unreached_ns: tuple[tuple[str, int], ...] = field(default=(), metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

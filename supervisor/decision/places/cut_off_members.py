@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
 from supervisor.decision.places import joining
-from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE
+from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE, WARNED
 from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait, Warn
@@ -39,9 +39,10 @@ STEP_S = 3.0  # a group that has completed a step in this time is not cut off
 # How long a group whose ranks have lost their peers again waits for reports, counted from its start: sidecars
 # begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
 EVIDENCE_S = 20.0
+# The same, if a member reports another one: after `UNCONFIRMED_S`, the other one is asked to confirm this.
+DOUBT_S = UNCONFIRMED_S + 2 * EVIDENCE_S
 HELD_S = 600.0  # the same, while members report that they do not reach each other, but no standby is ready
 STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a standby whose connection broke
-WARNED = "peers of "  # how the places of warnings begin
 MOST_WARNINGS = 4  # in a run
 
 
@@ -74,10 +75,12 @@ def held_until_ns(view: View, policy: Policy) -> int:
         return 0
     last, step = memory.history[-1:], faults.root_cause(faults.find_faults(view, policy)).step
     is_repeated = bool(last) and last[0].kind == "victim" and step <= last[0].step
-    if not is_repeated and not any(each.report.unreached for each in there if each and each.report):
+    is_reported = any(each.report.unreached for each in there if each and each.report)
+    if not is_repeated and not is_reported:
         return 0
     pairs, _ = _pairs(view, policy)
-    until_ns = memory.since_ns + int((HELD_S if pairs else EVIDENCE_S) * SECOND_NS)
+    limit_s = HELD_S if pairs else DOUBT_S if is_reported else EVIDENCE_S
+    until_ns = memory.since_ns + int(limit_s * SECOND_NS)
     return until_ns if view.now_ns < until_ns else 0
 
 
@@ -110,7 +113,7 @@ def warning(view: View, policy: Policy) -> Warn | None:
     names, position = view.memory.placement, _explanation(view, pairs, unconfirmed)
     if not pairs:
         why = f"member {names[one]} does not reach {names[other]}"
-        need = f"{names[other]} does not confirm this"
+        need = unreachable_members.unconfirmed(names[other])
     else:
         more = f", nor do {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
         why = f"members {names[one]} and {names[other]} do not reach each other{more}"
@@ -162,7 +165,8 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
         assert each is not None
         assert each.report is not None
         others = {positions.get(url, position) for url in each.report.unreached} - {position}
-        missed |= {(position, other): each.report.unreached_s for other in others if 0 <= other < len(there)}
+        lasted = {positions.get(url, position): _lasted_s(view, each, url) for url in each.report.unreached}
+        missed |= {(position, other): lasted[other] for other in others if 0 <= other < len(there)}
     unconfirmed = frozenset((one, other) for one, other in missed if (other, one) not in missed)
     lasted_s = {
         pair: min(since_s, _could_confirm_s(view, there[pair[1]], since_s))
@@ -176,6 +180,18 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     unconfirmed = frozenset(pair for pair in unconfirmed if pair[1] not in silent)
     confirmed = (pair for pair in missed if pair not in unconfirmed)
     return frozenset((min(pair), max(pair)) for pair in confirmed), unconfirmed
+
+
+def _lasted_s(view: View, member: MemberView, url: str) -> float:
+    """Return for how long a member has not reached the neighbour at `url`.
+
+    This is what its sidecar reports. But if it has named this neighbour in all reports for long enough, a
+    number that does not grow with them is not believed.
+    """
+    assert member.report is not None
+    named_ns = max(dict(member.unreached_ns).get(url, view.now_ns), member.stepped_ns, view.memory.since_ns)
+    named_s = (view.now_ns - named_ns) / SECOND_NS
+    return max(member.report.unreached_s, named_s if named_s >= UNCONFIRMED_S else 0.0)
 
 
 def _cannot_confirm(

@@ -33,6 +33,9 @@ class Links:
     only_sidecars: bool = False  # the ranks use another network, which works
     loads_ms: int = 0  # how long ranks take before they connect
     down: set[frozenset[str]] = field(default_factory=set)
+    stuck: set[str] = field(
+        default_factory=set
+    )  # members whose sidecars always report the same `unreached_s`
     _held: set[tuple[int, int]] = field(default_factory=set)
 
     def cut(self, *names: str) -> None:
@@ -89,7 +92,8 @@ class Prober:
         """Return `unreached` and `unreached_s` of the next report."""
         if self._asked_by != self._connection():
             return (), 0.0
-        return self._probe.unreached, round(self._probe.unreached_s, 1)
+        is_stuck = self._sidecar.member.name in self._links.stuck
+        return self._probe.unreached, 0.0 if is_stuck else round(self._probe.unreached_s, 1)
 
     def _connection(self) -> int:
         member = self._sidecar.member

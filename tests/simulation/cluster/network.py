@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.protocol.member_messages import MemberOrder, MemberReport
 from supervisor.cluster.pod_server import COME_S
+from supervisor.decision import unreachable_members
 from supervisor.view.model import JobState, MemberView
 from tests.simulation.cluster.member import MS, Member
 
@@ -33,6 +34,7 @@ class Line:
     sent: MemberOrder | None = None
     epoch: int = 0
     stepped_ns: int = 0
+    unreached_ns: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Network:
             unanswered_s=round((self.world.now_ns - since_ns) / 1e9, 3),
             awaited_s=awaited_s,
             back_ns=line.back_ns,
+            unreached_ns=line.unreached_ns,
         )
 
     def _deliver(self, name: str, epoch: int, outward: bool, act: partial[None]) -> None:
@@ -124,6 +127,9 @@ class Network:
                 line.stepped_ns = self.world.now_ns
             if line.is_new:
                 line.is_new, line.back_ns = False, self.world.now_ns if line.first_ns else 0
+            line.unreached_ns = unreachable_members.named_since(
+                line.unreached_ns, report.unreached, line.heard_ns, self.world.now_ns
+            )
             line.report, line.connected, line.heard_ns = report, True, self.world.now_ns
             line.first_ns = line.first_ns or self.world.now_ns
             if report.launcher is not None:

@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending
 from supervisor.decision.unreachable_members import SIGNATURE
 from supervisor.observability.bookkeeping import Bookkeeping
-from supervisor.view.model import End, Policy, RunAction, Secure, View
+from supervisor.view.model import End, Policy, RunAction, Secure, View, Warn
 from tests.simulation.cluster.links import Links
 from tests.simulation.cluster.scripts import actions
 from tests.simulation.cluster.world import BEGIN_NS, World
@@ -103,6 +103,49 @@ def test_a_member_that_is_cut_off_is_replaced_although_its_own_sidecar_has_resta
     ((name, after_s),) = cut_off(world)
     assert name == "m1"
     assert after_s < 55.0
+    assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize("fails_ms", [0, 300])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_member_that_is_cut_off_while_another_one_is_lost_is_found_after_it(
+    is_silent: bool, fails_ms: int
+) -> None:
+    def lose(world: World) -> None:
+        if is_silent:
+            world.network.cut_off("m3", 600_000)
+        else:
+            world.remove("m3")
+
+    world = job(fails_ms=fails_ms).at(CUT_MS, lose).at(CUT_MS + 50, links_of("m1")).run(200)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s < 80.0
+    assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize("stuck", ["m0", "m1", "m2"])
+def test_a_sidecar_that_always_reports_the_same_duration_does_not_prevent_the_replacement(stuck: str) -> None:
+    world = job("m1")
+    assert world.links is not None
+    world.links.stuck.add(stuck)
+    world.run(300)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert 40.0 < after_s < 55.0
+    assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize("fails_ms", [0, 300])
+@pytest.mark.parametrize("after_ms", [100, 6000])
+def test_so_is_one_of_two_members_whose_sidecar_has_restarted(after_ms: int, fails_ms: int) -> None:
+    """Its new sidecar has never reached the other member, so it is asked to, and then confirms the report."""
+    world = job("m1", policy=replace(POLICY, members=2), fails_ms=fails_ms)
+    world.at(CUT_MS + after_ms, lambda world: world.members["m1"].restart_sidecar()).run(400)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s < 100.0
+    assert any("m1 does not confirm this" in each.why for each in actions(world, Warn))
     assert world.final.step == STEPS
 
 

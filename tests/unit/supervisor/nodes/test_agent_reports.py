@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes import node_objects
-from supervisor.nodes.agent_reports import AgentReports, views
+from supervisor.nodes.agent_reports import AgentReports, calm_s, views
+from supervisor.nodes.names import VERDICTS
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.quarantine.model import NodePolicy, NodeView
 from tests.unit.supervisor.nodes.node_samples import XID, node_object, report_text
@@ -127,3 +128,37 @@ def test_another_policy_is_applied_to_what_was_heard_before() -> None:
     assert reports.view(node, 2.0, POLICY).report is not None
     assert reports.view(node, 2.0, NodePolicy(stale_s=0.5)).report is not None
     assert [*views([node, known(None)], reports, 2.0, POLICY)] == ["a"]
+
+
+# -- nodes that have recovered before this process was there
+
+RECOVERED = report_text("a", calmed_s=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed_s", "expected_s"),
+    [
+        (RECOVERED, 1800.0, 1030.0),
+        (RECOVERED, 60.0, 1030.0),  # the agent has restarted
+        (report_text("a"), 60.0, math.inf),  # the agent knows of no trouble
+        (report_text("a", XID), 60.0, 60.0),  # the report is older
+        ("{}", 60.0, 60.0),
+        (None, 60.0, math.inf),
+        (RECOVERED, 2e5, math.inf),  # nothing has changed for days
+    ],
+)
+def test_how_long_ago_a_node_recovered_is_what_its_agent_has_reported(
+    text: str | None, changed_s: float, expected_s: float
+) -> None:
+    assert calm_s(known(text), changed_s, 30.0) == expected_s
+
+
+def test_since_when_a_node_is_calm_is_read_from_the_conditions_that_show_no_fault() -> None:
+    found = node_object()
+    for number, status in enumerate(("True", "False", "Unknown")):
+        kind = VERDICTS[number % 2]
+        found["status"]["conditions"].append(
+            {"type": kind, "status": status, "lastTransitionTime": f"t{number}"}
+        )
+    assert node_objects.calm_times_of(found) == ("t0", "t2")
+    assert node_objects.verdict_times_of(found) == ("t1",)

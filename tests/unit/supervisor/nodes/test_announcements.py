@@ -92,6 +92,14 @@ async def test_a_verdict_that_moves_nobody_is_announced_once_with_the_reason() -
     assert shown == [1, 2]
 
 
+async def test_a_verdict_that_has_been_held_for_long_is_an_alert() -> None:
+    nodes, leader = healthy_pool("a", "b", "c")
+    why = "GPU 3 is lost; its members stay: a storm"
+    found = await announced(nodes, leader, swaps=VerdictSwaps(held={"a": why}, alerts=frozenset({"a"})))
+    assert sorted(found) == [("a", "QuarantineAlert", why), ("a", "VerdictHeld", why)]
+    assert ALERTS_METRIC._value.get() == 1
+
+
 async def test_an_alert_is_announced_once_but_not_for_a_node_that_is_only_awaited() -> None:
     nodes, _ = healthy_pool("a", "b")
     late = PlayedLeader(nodes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +30,13 @@ class PlayedVerdicts:
         for each in self.names:
             self.say(each, "")
 
-    def say(self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0) -> bool:
-        return self.verdicts.note(name, said, self.now_s, rack, is_out=name in self.out, age_s=age_s)
+    def say(
+        self, name: str, said: str = BAD, rack: str = "", age_s: float = 0.0, calm_s: float = math.inf
+    ) -> bool:
+        expected = name in self.out | self.waived
+        return self.verdicts.note(
+            name, said, self.now_s, rack, is_expected=expected, age_s=age_s, calm_s=calm_s
+        )
 
     def change_leader(self) -> None:
         """Forget all verdicts, as a new leader does."""
@@ -161,6 +169,72 @@ def test_a_storm_of_one_rack_holds_its_nodes_only() -> None:
     assert all("3 nodes of rack r1" in each for each in found.held.values())
 
 
+def flap(pool: PlayedVerdicts, names: list[str], rack: str = "") -> VerdictSwaps:
+    """Let the verdicts of these nodes turn bad, and end a minute later. Return the swaps in between."""
+    for name in names:
+        pool.say(name, BAD, rack)
+    found = pool.swaps()
+    pool.now_s += 60.0
+    for name in names:
+        pool.say(name, "", rack)
+    pool.swaps()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "flapping", "rack"), [(3, 1, ""), (100, POLICY.storm_nodes, ""), (100, POLICY.rack_nodes, "r1")]
+)
+def test_nodes_that_flap_hold_a_node_that_has_been_bad_all_along_for_one_cool_down(
+    count: int, flapping: int, rack: str
+) -> None:
+    pool = PlayedVerdicts(count)
+    begun_s, last = pool.now_s, pool.names[-1]
+    pool.say(last, BAD, rack)
+    while pool.now_s < begun_s + POLICY.cooldown_s:
+        found = flap(pool, pool.names[:flapping], rack)
+        assert found.moving == frozenset()
+        assert "a storm" in found.held[last]
+        pool.now_s += 60.0
+    for _ in range(10):
+        assert flap(pool, pool.names[:flapping], rack).moving == {last}
+        pool.now_s += 60.0
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_nodes_that_turned_bad_together_wait_until_the_others_calm_down_and_then_raise_an_alert(
+    count: int,
+) -> None:
+    pool = PlayedVerdicts(count)
+    together = POLICY.storm_nodes if count > 10 else 2
+    begun_s, bad = pool.now_s, frozenset(pool.names[:together])
+    for name in bad:
+        pool.say(name)
+    while pool.now_s < begun_s + POLICY.alert_s:
+        found = flap(pool, pool.names[together : 2 * together])
+        assert found.moving == frozenset()
+        assert found.alerts == frozenset()
+    found = pool.swaps()
+    assert found.held.keys() == found.alerts == bad
+
+
+def test_a_storm_that_is_too_large_to_consist_of_flapping_nodes_holds_every_node() -> None:
+    pool = PlayedVerdicts(100)
+    pool.say("n99")
+    for _ in range(20):
+        found = flap(pool, pool.names[: 2 * POLICY.storm_nodes])
+        pool.now_s += 60.0
+    assert "a storm" in found.held["n99"]
+
+
+def test_a_node_that_the_breaker_holds_raises_an_alert_in_the_end() -> None:
+    pool = PlayedVerdicts(20)
+    pool.out = {"n00", "n01"}
+    pool.say("n02")
+    assert pool.swaps().alerts == frozenset()
+    pool.now_s += POLICY.alert_s
+    assert pool.swaps().alerts == {"n02"}
+
+
 def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
     pool = PlayedVerdicts(100)
     pool.out = {*pool.names[:8]}
@@ -170,12 +244,57 @@ def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
     assert "n50" in pool.swaps().moving
 
 
-def take_over(pool: PlayedVerdicts, ages_s: list[float], rack: str = "") -> None:
-    """Let a new leader find the bad verdicts of the first nodes, of these ages."""
+def take_over(
+    pool: PlayedVerdicts, ages_s: list[float], rack: str = "", calm_s: Sequence[float] = ()
+) -> None:
+    """Let a new leader find the bad verdicts of the first nodes, of these ages, and the last ones calm."""
     pool.change_leader()
-    for number, name in enumerate(pool.names):
-        is_bad = number < len(ages_s)
-        pool.say(name, BAD if is_bad else "", rack, ages_s[number] if is_bad else 0.0)
+    ages = [*ages_s, *[math.inf] * (len(pool.names) - len(ages_s) - len(calm_s)), *calm_s]
+    for number, (name, age_s) in enumerate(zip(pool.names, ages, strict=True)):
+        if number < len(ages_s):
+            pool.say(name, BAD, rack, age_s)
+        else:
+            pool.say(name, "", rack, calm_s=age_s)
+
+
+@pytest.mark.parametrize(
+    ("count", "bad", "rack"), [(100, POLICY.storm_nodes, ""), (100, POLICY.rack_nodes, "r1"), (3, 2, "")]
+)
+@pytest.mark.parametrize("at_s", [60.0, 240.0, POLICY.storm_window_s + 60.0, POLICY.cooldown_s])
+def test_a_storm_lasts_as_long_under_a_new_leader_although_one_of_its_nodes_has_recovered(
+    count: int, bad: int, rack: str, at_s: float
+) -> None:
+    """The new leader takes over `at_s` after the storm, and one node recovers 30 s before that."""
+    pool = PlayedVerdicts(count)
+    for name in pool.names[:bad]:
+        pool.say(name, BAD, rack)
+    assert "a storm" in pool.swaps().held["n00"]
+    take_over(pool, [at_s] * (bad - 1), rack, [30.0])
+    while pool.now_s < 1000.0 - at_s + POLICY.cooldown_s:
+        assert "a storm" in pool.swaps().held["n00"]
+        pool.now_s += 10.0
+    pool.now_s = 1000.0 + POLICY.memory_s
+    assert pool.swaps().moving
+
+
+def test_nodes_that_recovered_one_by_one_are_no_storm_for_a_new_leader() -> None:
+    pool = PlayedVerdicts(100)
+    take_over(pool, [10.0], calm_s=[30.0 + each * POLICY.storm_window_s / 3 for each in range(7)])
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_nodes_that_recovered_while_others_were_not_bad_yet_are_no_storm_of_most_nodes() -> None:
+    pool = PlayedVerdicts(3)
+    take_over(pool, [10.0], calm_s=[30.0])
+    assert pool.swaps().moving == {"n00"}
+
+
+def test_a_node_that_recovered_while_it_was_out_is_no_sign_of_a_storm() -> None:
+    pool = PlayedVerdicts(3)
+    pool.out = {"n02"}
+    take_over(pool, [60.0], calm_s=[30.0])
+    pool.out = set()
+    assert pool.swaps().moving == {"n00"}
 
 
 @pytest.mark.parametrize("rack", ["", "r1"])
@@ -229,6 +348,24 @@ def test_nobody_moves_from_a_node_that_an_operator_has_released_until_there_is_a
     assert pool.swaps() == VerdictSwaps(), "the operator knows"
     pool.waived = set()
     assert pool.swaps().moving == {"n00"}
+
+
+def test_a_node_that_an_operator_has_released_does_not_count_among_the_bad_nodes() -> None:
+    pool = PlayedVerdicts(3)
+    pool.waived = {"n00"}
+    pool.say("n00")
+    pool.say("n01")
+    assert pool.swaps() == VerdictSwaps(frozenset({"n01"}))
+    take_over(pool, [90.0], calm_s=[60.0])
+    assert pool.swaps() == VerdictSwaps()
+
+
+def test_flapping_verdicts_of_nodes_that_an_operator_has_released_are_no_storm() -> None:
+    pool = PlayedVerdicts(100)
+    pool.waived = {*pool.names[: POLICY.storm_nodes]}
+    flap(pool, pool.names[: POLICY.storm_nodes])
+    pool.say("n99")
+    assert pool.swaps().moving == {"n99"}
 
 
 def test_a_node_without_an_agent_is_forgotten() -> None:

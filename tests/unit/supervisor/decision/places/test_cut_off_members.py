@@ -66,6 +66,34 @@ def cut_off_before(position: int, **given: Any) -> PastFault:
     return replace(made, **given)
 
 
+def named(number: int, *unreached: int, since_s: float, **given: Any) -> MemberView:
+    """Return a member whose reports have named the same neighbours for a while, as if for no time at all."""
+    since_ns = tuple((f"http://m{other}:1", int((NOW_S - since_s) * S)) for other in unreached)
+    return here(number, *unreached, for_s=0.0, unreached_ns=since_ns, **given)
+
+
+def test_a_duration_that_does_not_grow_is_not_believed() -> None:
+    other, long_ns = (here(0), here(1, 2), here(2, 1, 3)), int((NOW_S - 60.0) * S)
+    for since_s in (cut_off_members.UNCONFIRMED_S, cut_off_members.UNCONFIRMED_S - 0.1):
+        seen = group(*other, named(3, 2, since_s=since_s, stepped_ns=long_ns), standby())
+        assert isinstance(decide(seen, POLICY), Secure) == (since_s >= cut_off_members.UNCONFIRMED_S)
+    seen = group(*other, named(3, 2, since_s=50.0, stepped_ns=int((NOW_S - 20.0) * S)), standby())
+    assert not isinstance(decide(seen, POLICY), Secure), "its ranks have completed a step since then"
+    seen = group(*other, named(3, 2, since_s=50.0, stepped_ns=0), standby(), since_ns=int((NOW_S - 20.0) * S))
+    assert not isinstance(decide(seen, POLICY), Secure), "the generation is new"
+
+
+def test_the_time_of_a_named_neighbour_counts_from_the_first_report_in_a_row() -> None:
+    found: tuple[tuple[str, int], ...] = ()
+    heard_ns = 0
+    for at_s, unreached in ((10, ("a",)), (12, ("a", "b")), (14, ("b",)), (15, ("a", "b")), (21, ("b",))):
+        found = unreachable_members.named_since(found, unreached, heard_ns, at_s * S)
+        heard_ns = at_s * S
+        if at_s == 15:
+            assert found == (("a", 15 * S), ("b", 12 * S))
+    assert found == (("b", 21 * S),), "the member was silent"
+
+
 def test_the_member_that_is_in_all_pairs_is_replaced() -> None:
     seen = group(*CUT_OFF, standby())
     action = decide(seen, POLICY)
@@ -449,6 +477,19 @@ def test_a_swap_without_a_standby_is_waited_for_and_does_not_count() -> None:
 
 
 # -- members that are new in the group
+
+
+def test_a_member_that_does_not_confirm_a_report_is_asked_to_reach_the_one_that_reports_it() -> None:
+    two, stepped_ns = replace(POLICY, members=2), int((NOW_S - 60.0) * S)
+    seen = group(
+        here(0, 1, for_s=45.0, stepped_ns=stepped_ns), here(1, stepped_ns=stepped_ns), standby(), count=2
+    )
+    found = decide(seen, two)
+    assert isinstance(found, Warn), "one report alone moves nobody"
+    assert must_reach(seen.memory, "m1", two) == set()
+    warned = replace(seen.memory, warned=(PastWarning(found.place, found.why),))
+    assert must_reach(warned, "m1", two) == {"m0"}
+    assert must_reach(warned, "m0", two) == set()
 
 
 def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
