@@ -18,7 +18,11 @@ from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
-from supervisor.controller.reports.routine_reports import is_routine, only_has_snapshots
+from supervisor.controller.reports.routine_reports import (
+    differing_seals,
+    is_routine,
+    only_has_newer_snapshots,
+)
 
 UNREACHABLE_S = 10.0  # after this time, the connection of a member whose host does not answer ends
 COME_S = 30.0  # how long members have to connect to a new supervisor
@@ -44,7 +48,7 @@ class PodServer(MemberServer):
         may_order: Callable[[], bool] = lambda: True,
     ) -> None:
         """While `is_calm` returns True, `changed` is not called for routine reports, and `SOON_S` later for
-        reports of new snapshots.
+        reports of new snapshots whose checksums match.
 
         `refused` is called with each new reason for refusing a report. While `may_order` returns False,
         orders wait.
@@ -99,11 +103,14 @@ class PodServer(MemberServer):
         if self._is_calm():
             if is_routine(before, report, is_update):
                 return
-            if only_has_snapshots(before, report):
+            if only_has_newer_snapshots(before, report) and not self._differs(before, report):
                 if self._soon is None:
                     self._soon = asyncio.get_running_loop().call_later(SOON_S, self._snapshots_reported)
                 return
         self._changed()
+
+    def _differs(self, before: MemberReport | None, report: MemberReport) -> bool:
+        return before is not None and differing_seals(report, before, self.reports())
 
     def _snapshots_reported(self) -> None:
         self._soon = None

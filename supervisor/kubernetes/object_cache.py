@@ -9,6 +9,7 @@ just started refuses all requests until it has loaded its access rules, and a si
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -184,7 +185,9 @@ class ObjectCache:
             is_right = _uid(found) == identity.uid
             if is_right or entry.content is None or _uid(entry.content) != identity.uid:
                 entry.size = size
-                if found != entry.content:  # what callers have derived from an equal object remains valid
+                if not _is_same(
+                    found, entry.content
+                ):  # what callers have derived from an equal object remains valid
                     entry.content = found
         finally:
             entry.is_reading = False
@@ -208,6 +211,11 @@ class ObjectCache:
             log.warning("object not read", extra={"object": str(identity), "error": why})
         entry.failures += 1
         entry.due_s = self._now_s() + _pause_s(entry.failures)
+
+
+def _is_same(one: KubernetesObject, other: KubernetesObject | None) -> bool:
+    """Return True if both are the same as JSON, where true is not 1."""
+    return one == other and json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _uid(found: KubernetesObject) -> object:

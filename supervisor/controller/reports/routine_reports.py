@@ -2,21 +2,29 @@
 
 A routine report only confirms that a member is still training. It differs from the previous report only in
 times and in the progress of ranks that complete their steps. It leads to no decision before the job's next
-round, which is at most a second away. With 2,000 members that report once a second, building a view of the
-whole job for each report would take more than one core.
+round, which is at most a few seconds away. With 2,000 members that report once a second, building a view of
+the whole job for each report would take more than one core.
 
-A report of new snapshots can wait too, but only for a moment, because the job compares their checksums. The
-members of a job take their snapshots at the same step, so one round can consider all of their reports.
+A report of further snapshots can wait too, but only for a moment. The members of a job take their snapshots
+at the same step, so one round can consider all of their reports. It cannot wait if its checksums differ from
+those of another member, because the next snapshot may overwrite the last one that was the same everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from operator import attrgetter, eq
-from typing import Any
+from operator import attrgetter, eq, le
+from typing import Any, TypeVar
 
-from holdfast.protocol.member_messages import PASSING, PASSING_PROGRESS, MemberReport, RankProgress
+from holdfast.protocol.member_messages import (
+    PASSING,
+    PASSING_PROGRESS,
+    HeldChecksum,
+    HeldSnapshot,
+    MemberReport,
+    RankProgress,
+)
 from supervisor.view.model import JobState, StallWatch
 
 # What changes when a member has taken a snapshot, and when it has computed its checksum.
@@ -30,6 +38,9 @@ def _fields_except(message: type, passing: Sequence[str]) -> Callable[[Any], Any
 
 _lasting = _fields_except(MemberReport, (*PASSING, "room", "progress"))
 _lasting_progress = _fields_except(RankProgress, PASSING_PROGRESS)
+_snapshot_step = attrgetter("snapshot_step")
+_age = attrgetter("generation", "step")
+_Held = TypeVar("_Held", HeldSnapshot, HeldChecksum)
 _deciding = _fields_except(MemberReport, (*PASSING, *OF_SNAPSHOTS, "room", "progress"))
 _deciding_progress = _fields_except(RankProgress, (*PASSING_PROGRESS, *OF_SNAPSHOTS_PROGRESS))
 
@@ -44,15 +55,43 @@ def is_routine(before: MemberReport | None, report: MemberReport, is_update: boo
     return (is_update or _agree(before, report, _lasting, _lasting_progress)) and _advances(before, report)
 
 
-def only_has_snapshots(before: MemberReport | None, report: MemberReport) -> bool:
-    """True if `report` differs from a routine one only in further snapshots.
+def only_has_newer_snapshots(before: MemberReport | None, report: MemberReport) -> bool:
+    """True if `report` differs from a routine one only in further snapshots and their checksums.
 
-    The first snapshot of a member is not such a case. The job must record soon that a state exists, because
-    a successor without this record would start from step 0.
+    The first snapshot of a rank is not such a case. The job must record soon that a state exists, because a
+    successor without this record would start from step 0.
     """
-    if before is None or not before.slots:
+    if before is None or not before.slots or any(each.snapshot_step < 0 for each in before.progress):
         return False
-    return _agree(before, report, _deciding, _deciding_progress) and _advances(before, report)
+    return (
+        _agree(before, report, _deciding, _deciding_progress)
+        and _advances(before, report)
+        and all(map(le, map(_snapshot_step, before.progress), map(_snapshot_step, report.progress)))
+        and bool(report.slots)
+        and _only_adds(before.slots, report.slots)
+        and _only_adds(before.seals, report.seals)
+    )
+
+
+def differing_seals(report: MemberReport, before: MemberReport, others: Iterable[MemberReport]) -> bool:
+    """True if a checksum that is new in `report` differs from that of another member's state of the step."""
+    new = {_state(each): each.crc for each in report.seals if each not in before.seals}
+    return any(
+        new.get(_state(seal), seal.crc) != seal.crc
+        for other in others
+        if new and other is not report
+        for seal in other.seals
+    )
+
+
+def _state(seal: HeldChecksum) -> tuple[int, int, int]:
+    return seal.generation, seal.step, seal.total_bytes
+
+
+def _only_adds(before: Sequence[_Held], after: Sequence[_Held]) -> bool:
+    """True if all entries of `after` that are not in `before` are newer than every entry there."""
+    newest = max(map(_age, before), default=(-1, -1))
+    return all(each in before or _age(each) > newest for each in after)
 
 
 def _agree(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.protocol.member_messages import HeldSnapshot, MemberReport
+from holdfast.protocol.member_messages import HeldChecksum, HeldSnapshot, MemberReport
 from supervisor.cluster import pod_server
 from supervisor.cluster.pod_server import COME_S, PodServer
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
@@ -32,64 +32,83 @@ def test_a_new_leader_waits_for_each_member_since_its_own_start_whenever_it_firs
     assert made.connection("m0") is line
 
 
-FIRST = replace(report("m0", launcher(rank(0)), progress=(progress(0, 7),)), slots=(HeldSnapshot(1, 4, 8),))
+MEMBERS = ("m0", "m1")
+STATES = (HeldSnapshot(1, 4, 8),)
+FIRST = {
+    name: replace(
+        report(name, launcher(rank(0)), progress=(replace(progress(0, 7), snapshot_step=4),)), slots=STATES
+    )
+    for name in MEMBERS
+}
 
 
-def rounds(monkeypatch: pytest.MonkeyPatch, *reports: MemberReport, calm: bool = True) -> list[int]:
-    """Return the number of rounds that the job was asked for, after each report and at the end."""
+class Calm:
+    """A job of two members that trains well, and counts the rounds that its server asks for."""
 
-    async def receive() -> list[int]:
-        asked, is_asked = [0], asyncio.Event()
+    def __init__(self, calm: bool = True) -> None:
+        self.asked, self.is_asked = 0, asyncio.Event()
+        self.server = PodServer(self._ask, "secret", lambda: calm)
+        for each in FIRST.values():
+            self.receive(each)
 
-        def ask() -> None:
-            asked[0] += 1
-            is_asked.set()
+    def _ask(self) -> None:
+        self.asked += 1
+        self.is_asked.set()
 
-        made = PodServer(ask, "secret", lambda: calm)
-        line = made.connection("m0")
-        made._receive(line, FIRST, False)
-        asked[0] = 0
-        is_asked.clear()
-        found = []
-        for each in reports:
-            made._receive(line, each, False)
-            found.append(asked[0])
-        await asyncio.wait_for(is_asked.wait(), 60)
-        return [*found, asked[0]]
+    def receive(self, sent: MemberReport) -> int:
+        """Return for how many rounds this report asks at once."""
+        before = self.asked
+        self.server._receive(self.server.connection(sent.member), sent, False)
+        return self.asked - before
 
-    monkeypatch.setattr(pod_server, "SOON_S", 0.001)
-    return asyncio.run(receive())
-
-
-def with_snapshot(step: int) -> MemberReport:
-    return replace(FIRST, slots=(HeldSnapshot(1, step, 8), *FIRST.slots))
+    async def next_round(self) -> int:
+        """Wait for the next round, and return how many there have been since the one before."""
+        self.asked = 0
+        self.is_asked.clear()
+        await asyncio.wait_for(self.is_asked.wait(), 60)
+        return self.asked
 
 
-def test_one_round_considers_the_snapshots_that_are_reported_at_the_same_time(
+def with_snapshot(member: str, step: int, crc: int = 0) -> MemberReport:
+    seals = (HeldChecksum(1, step, 8, crc),) if crc else ()
+    return replace(FIRST[member], slots=(HeldSnapshot(1, step, 8), *STATES), seals=seals)
+
+
+def test_the_wait_for_other_snapshots_is_short() -> None:
+    """A sidecar reports twice a second, and a job may take a snapshot each second."""
+    assert pod_server.SOON_S <= 0.5
+
+
+async def test_one_round_considers_the_snapshots_that_members_report_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert rounds(monkeypatch, with_snapshot(8), with_snapshot(9)) == [0, 0, 1]
-
-
-def test_a_report_that_needs_a_decision_does_not_wait_for_other_snapshots(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert rounds(monkeypatch, with_snapshot(8), replace(with_snapshot(8), launcher=None)) == [0, 1, 1]
-    assert rounds(monkeypatch, with_snapshot(8), calm=False) == [1, 1]
-
-
-def test_a_closed_server_asks_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def close() -> int:
-        asked = [0]
-        made = PodServer(lambda: asked.__setitem__(0, asked[0] + 1), "secret", lambda: True)
-        line = made.connection("m0")
-        made._receive(line, FIRST, False)
-        made._receive(line, with_snapshot(8), False)
-        made.close()
-        later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_later(0.002, later.set_result, None)  # after the timer, if it runs
-        await later
-        return asked[0]
-
     monkeypatch.setattr(pod_server, "SOON_S", 0.001)
-    assert asyncio.run(close()) == 1
+    job = Calm()
+    for step in (8, 12, 16):
+        assert [job.receive(with_snapshot(each, step, crc=step)) for each in MEMBERS] == [0, 0]
+        assert await job.next_round() == 1
+
+
+async def test_a_report_that_needs_a_decision_does_not_wait_for_other_snapshots() -> None:
+    job = Calm()
+    assert job.receive(with_snapshot("m0", 8)) == 0
+    assert job.receive(replace(with_snapshot("m1", 8), launcher=None)) == 1
+    assert Calm(calm=False).receive(with_snapshot("m0", 8)) == 1
+
+
+async def test_checksums_that_differ_do_not_wait_because_a_good_snapshot_may_soon_be_overwritten() -> None:
+    job = Calm()
+    assert job.receive(with_snapshot("m0", 8, crc=1)) == 0
+    assert job.receive(with_snapshot("m1", 8, crc=2)) == 1
+
+
+async def test_a_closed_server_asks_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_server, "SOON_S", 0.001)
+    job = Calm()
+    before = job.asked
+    assert job.receive(with_snapshot("m0", 8)) == 0
+    job.server.close()
+    later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.002, later.set_result, None)  # after the timer, if it runs
+    await later
+    assert job.asked == before

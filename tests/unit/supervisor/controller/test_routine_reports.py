@@ -21,9 +21,10 @@ from holdfast.protocol.member_messages import (
 from supervisor.controller.reports.routine_reports import (
     OF_SNAPSHOTS,
     OF_SNAPSHOTS_PROGRESS,
+    differing_seals,
     is_calm,
     is_routine,
-    only_has_snapshots,
+    only_has_newer_snapshots,
 )
 from supervisor.view.model import LateRank, OpenIncident, PendingException, StallWatch
 from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
@@ -67,33 +68,69 @@ def test_a_report_that_may_need_a_decision_is_not_routine(change: dict[str, Any]
 
 
 SNAPSHOT, NEXT = HeldSnapshot(1, 4, 8), HeldSnapshot(1, 8, 8)
+SEAL = HeldChecksum(1, 4, 8, 5)
+HELD = tuple(replace(each, snapshot_step=4) for each in BEFORE.progress)
+WITH_SNAPSHOT = replace(BEFORE, slots=(SNAPSHOT,), seals=(SEAL,), progress=HELD)
+
+
+def at(rank_1: RankProgress) -> tuple[RankProgress, ...]:
+    return HELD[0], rank_1
 
 
 @pytest.mark.parametrize(
     ("change", "can_wait"),
     [
         ({"slots": (NEXT, SNAPSHOT)}, True),
-        ({"seals": (HeldChecksum(1, 4, 8, 5),)}, True),
-        ({"progress": (progress(0, 7), replace(progress(1, 8), snapshot_step=8))}, True),
+        ({"slots": (NEXT,)}, True),
+        ({"seals": (SEAL, HeldChecksum(1, 8, 8, 5))}, True),
+        ({"seals": (HeldChecksum(1, 8, 8, 5),)}, True),
+        ({"progress": at(replace(HELD[1], step=8, snapshot_step=8))}, True),
+        ({"slots": ()}, False),
+        ({"slots": (HeldSnapshot(1, 2, 8), SNAPSHOT)}, False),
+        ({"slots": (HeldSnapshot(0, 8, 8), SNAPSHOT)}, False),
+        ({"slots": (HeldSnapshot(1, 4, 9),)}, False),
+        ({"seals": (HeldChecksum(1, 4, 8, 6),)}, False),
+        ({"progress": at(replace(HELD[1], step=8, snapshot_step=2))}, False),
         ({"slots": (NEXT, SNAPSHOT), "launcher": None}, False),
         ({"slots": (NEXT, SNAPSHOT), "secured_for": 1}, False),
-        ({"slots": (NEXT, SNAPSHOT), "progress": (progress(0, 7), progress(1, 6))}, False),
-        (
-            {"slots": (NEXT, SNAPSHOT), "progress": (progress(0, 7), replace(progress(1, 8), late=(8,)))},
-            False,
-        ),
-        ({"slots": (NEXT, SNAPSHOT), "progress": BEFORE.progress[:1]}, False),
+        ({"slots": (NEXT, SNAPSHOT), "progress": at(replace(HELD[1], step=6))}, False),
+        ({"slots": (NEXT, SNAPSHOT), "progress": at(replace(HELD[1], step=8, late=(8,)))}, False),
+        ({"slots": (NEXT, SNAPSHOT), "progress": HELD[:1]}, False),
     ],
 )
-def test_only_further_snapshots_can_wait(change: dict[str, Any], can_wait: bool) -> None:
-    before = replace(BEFORE, slots=(SNAPSHOT,))
-    assert not is_routine(before, replace(before, **change))
-    assert only_has_snapshots(before, replace(before, **change)) is can_wait
+def test_only_newer_snapshots_can_wait(change: dict[str, Any], can_wait: bool) -> None:
+    assert not is_routine(WITH_SNAPSHOT, replace(WITH_SNAPSHOT, **change))
+    assert only_has_newer_snapshots(WITH_SNAPSHOT, replace(WITH_SNAPSHOT, **change)) is can_wait
 
 
-def test_the_first_snapshot_of_a_member_cannot_wait_because_the_next_supervisor_must_know_of_it() -> None:
-    assert not only_has_snapshots(BEFORE, replace(BEFORE, slots=(SNAPSHOT,)))
-    assert not only_has_snapshots(None, replace(BEFORE, slots=(SNAPSHOT,)))
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        replace(WITH_SNAPSHOT, slots=()),
+        replace(WITH_SNAPSHOT, progress=at(replace(HELD[1], snapshot_step=-1))),
+    ],
+)
+def test_the_first_snapshot_cannot_wait_because_the_next_supervisor_must_know_of_it(
+    before: MemberReport | None,
+) -> None:
+    """The job records that a state exists when the ranks' progress names it, perhaps later than the slot."""
+    assert not only_has_newer_snapshots(before, replace(WITH_SNAPSHOT, slots=(NEXT, SNAPSHOT)))
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (HeldChecksum(1, 8, 8, 5), False),
+        (HeldChecksum(1, 8, 8, 6), True),
+        (HeldChecksum(1, 8, 9, 6), False),
+        (HeldChecksum(2, 8, 8, 6), False),
+        (HeldChecksum(1, 4, 8, 6), False),
+    ],
+)
+def test_a_new_checksum_is_compared_with_those_of_the_same_state(other: HeldChecksum, differs: bool) -> None:
+    after = replace(WITH_SNAPSHOT, seals=(SEAL, HeldChecksum(1, 8, 8, 5)))
+    assert differing_seals(after, WITH_SNAPSHOT, [after, replace(BEFORE, seals=(other,))]) is differs
 
 
 def test_the_first_report_of_a_connection_is_not_routine() -> None:

@@ -120,6 +120,15 @@ async def test_an_object_is_read_again_periodically_and_returned_meanwhile() -> 
         assert (there.size(job()), there.news) == (5, 2)
 
 
+async def test_a_value_of_another_type_is_a_change() -> None:
+    async with place() as there:
+        for value in (True, 1):
+            there.size(job())
+            await there.server.answer("jobs a", {"metadata": {"uid": "u"}, "size": value})
+            there.now_s += FRESH_S
+        assert type(there.size(job())) is int
+
+
 @pytest.mark.parametrize("error", REFUSALS)
 async def test_no_failure_forgets_an_object(error: Exception) -> None:
     async with place() as there:

@@ -343,3 +343,4 @@ async def test_a_job_without_standbys_is_looked_at_less_often(
         with pytest.raises(asyncio.CancelledError):
             await there.pods.run()
     assert slept == pauses
+    assert max(pauses) <= 5, "a job that a user gives a standby gets it soon"
