@@ -68,7 +68,7 @@ class Job:
         policy: Policy,
         publisher: StatusPublisher,
         backend: Backend,
-        connections: MemberServer,
+        member_server: MemberServer,
         records: JobRecords,
         fresh: bool,
         started_ns: int,
@@ -88,7 +88,7 @@ class Job:
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
-        self.member_server = connections
+        self.member_server = member_server
         self.wake = asyncio.Event()
         self.checkpoints = records.checkpoints(self.wake.set)
         held = records.held
