@@ -158,7 +158,7 @@ def test_a_replaced_supervisor_that_continues_has_no_effect(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watchdog kills the supervisor that it replaces; here, the old one survives the takeover."""
-    monkeypatch.setattr(leadership, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(leadership, "LOCK_S", 0.0)
     undisturbed = tmp_path / "undisturbed"
     assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
     digest = tmp_path / "digest"
