@@ -70,6 +70,7 @@ class Job:
         backend: Backend,
         member_server: MemberServer,
         records: JobRecords,
+        *,
         fresh: bool,
         started_ns: int,
         beat_s: Callable[[], float] = lambda: BEAT_S,
@@ -403,14 +404,24 @@ class Job:
         line = self.member_server.connection(name)
         exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
-        heard = (line.report, line.first_ns, line.well_ns)
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
         is_awaited = line.since_ns and not line.first_ns
         awaited_s = (now_ns - line.since_ns) / 1e9 if is_awaited else 0.0
-        signs = (line.stepped_ns, round(unanswered_s, 3), round(awaited_s, 3))
-        rack = self._rack_of(line.report.node) if line.report is not None else ""
-        seen = MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
-        return replace(seen, rack=rack, back_ns=line.back_ns) if rack or line.back_ns else seen
+        return MemberView(
+            name=name,
+            exists=exists,
+            connected=line.connected,
+            silent_s=round(silent_s, 3),
+            report=line.report,
+            heard_ns=line.first_ns,
+            well_ns=line.well_ns,
+            is_listed=is_listed,
+            stepped_ns=line.stepped_ns,
+            unanswered_s=round(unanswered_s, 3),
+            awaited_s=round(awaited_s, 3),
+            rack=self._rack_of(line.report.node) if line.report is not None else "",
+            back_ns=line.back_ns,
+        )
 
     def _with_departure(self, member: MemberView, departure: Departure | None) -> MemberView:
         is_ending = departure is not None and departure.has_begun and member.name not in self.memory.lost

@@ -115,7 +115,15 @@ def _make_job(
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
     records = RunDirectoryRecords(run.path, lead)
-    return Job(settings.policy, publisher, backend, connections, records, fresh, settings.started_ns)
+    return Job(
+        settings.policy,
+        publisher,
+        backend,
+        connections,
+        records,
+        fresh=fresh,
+        started_ns=settings.started_ns,
+    )
 
 
 async def _listen(

@@ -75,8 +75,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        0,
+        fresh=True,
+        started_ns=0,
     )
     yield made
     made.journal.decisions.close()
@@ -95,8 +95,8 @@ def test_an_unreadable_ledger_loses_only_the_ledger(ledger: object, tmp_path: Pa
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        False,
-        5,
+        fresh=False,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert job.memory == replace(before.memory, since_ns=job.memory.since_ns)
@@ -253,8 +253,8 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        5,
+        fresh=True,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert (job.memory.phase, job.memory.missed) == ("forming", (MissedWork(0, 1, 20),))
@@ -265,7 +265,13 @@ def led(tmp_path: Path) -> Job:
     records = StatusPublisher(RunDir(tmp_path), lead=lead)
     connections = MemberServer(time.monotonic_ns, lambda: None)
     return Job(
-        Policy(), records, Leaving(stop="graceful"), connections, RunDirectoryRecords(tmp_path, lead), True, 0
+        Policy(),
+        records,
+        Leaving(stop="graceful"),
+        connections,
+        RunDirectoryRecords(tmp_path, lead),
+        fresh=True,
+        started_ns=0,
     )
 
 
@@ -339,8 +345,8 @@ async def test_the_journal_records_that_a_state_is_held_before_any_decision(tmp_
         Making({"m0": ""}),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        0,
+        fresh=True,
+        started_ns=0,
     )
     path = tmp_path / "journal.jsonl"
     alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
@@ -374,8 +380,8 @@ def test_a_successor_knows_how_far_the_group_got_even_if_all_who_could_report_it
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        False,
-        5,
+        fresh=False,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
@@ -468,7 +474,16 @@ def test_time_in_which_this_process_read_nothing_is_not_counted_as_silence_whene
     connections = MemberServer(lambda: now_ns, lambda: None)
     records = RunDirectoryRecords(tmp_path)
     publisher = StatusPublisher(RunDir(tmp_path))
-    job = Job(Policy(), publisher, Backend(), connections, records, True, 0, paused_s=lambda: paused_s)
+    job = Job(
+        Policy(),
+        publisher,
+        Backend(),
+        connections,
+        records,
+        fresh=True,
+        started_ns=0,
+        paused_s=lambda: paused_s,
+    )
     line = connections.connection("m0")
     paused_s, now_ns = 5.0, 105 * S
     job._observe()
