@@ -449,7 +449,7 @@ class Sidecar:
         order, is_late = self.order, bool(self.observed.stalls)
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
-        if probe.is_due(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
+        if probe.take_turn(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
             self._begin("neighbours", probe.probe(neighbours, now_s, order.must_reach))
 
     def _forget_void(self) -> None:
