@@ -88,7 +88,7 @@ class Sidecar:
         self.supervisor = SupervisorClient(
             config.supervisor_url,
             lambda: config.token,
-            self.report,
+            self.next_report,
             self.obey,
             config.report_s,
             _context(config),
@@ -139,8 +139,8 @@ class Sidecar:
 
     # -- reporting
 
-    def report(self) -> MemberReport:
-        """Return the next report to the supervisor, which contains the member's complete state."""
+    def next_report(self) -> MemberReport:
+        """Number and return the next report to the supervisor, which contains the member's complete state."""
         self._sequence += 1
         state = self.launcher.state
         slots = self.holdings.slots()
