@@ -7,7 +7,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -362,8 +362,10 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the current view. Remember its existing members, new checkpoints and late ranks."""
+        """Return the current view. Expect new members; remember existing ones, checkpoints and late ranks."""
         self._discount_pauses()
+        for name in self._names():
+            self.member_server.connection(name)
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
@@ -374,18 +376,27 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the current view. Nothing is decided or sent, but new members get a connection."""
+        """Return the current view. This changes nothing."""
         now_ns = time.monotonic_ns()
         leaving = self.backend.departures
         present = self.backend.members
-        names = (*present, *self.memory.placement, *self._known_members(), *leaving)
-        members = tuple(self._member(name, name in present, now_ns) for name in dict.fromkeys(names))
+        members = tuple(self._member(name, name in present, now_ns) for name in self._names())
         if leaving:
             members = tuple(self._with_departure(each, leaving.get(each.name)) for each in members)
         unrecorded = bool(self.journal.error)
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored, unrecorded=unrecorded)
         view = departures.without_ended(view, self.policy)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
+
+    def _names(self) -> Iterable[str]:
+        """Return the members of the current view."""
+        found = (
+            *self.backend.members,
+            *self.memory.placement,
+            *self._known_members(),
+            *self.backend.departures,
+        )
+        return dict.fromkeys(found)
 
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has ever reported, except lost ones.
@@ -401,7 +412,7 @@ class Job:
         return self._existed
 
     def _member(self, name: str, is_listed: bool, now_ns: int) -> MemberView:
-        line = self.member_server.connection(name)
+        line = self.member_server.peek(name)
         exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0

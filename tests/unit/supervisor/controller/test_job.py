@@ -228,6 +228,7 @@ def test_a_members_rack_is_that_of_the_node_that_it_reports(job: Job) -> None:
     job.backend = Backend({"m0": "running", "m1": "running"})
     job.member_server.connection("m0").report = report("m0", None, node="n0")
     assert [each.rack for each in job.view().members] == ["r0", ""]
+    assert [*job.member_server.connections] == ["m0"], "a view creates nothing"
 
 
 def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(job: Job) -> None:
