@@ -227,15 +227,8 @@ class ClusterSupervisor:
         The pod is evicted, not deleted, because some owners do not count an eviction as a failure, and
         because an eviction respects PodDisruptionBudgets.
         """
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
         try:
-            request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
-            await sent_within(lambda: term.left_s, request)
+            await sent_within(lambda: term.left_s, self._server.evict(namespace, pod.name, pod.uid))
         except NotFound:
             return
         except (EvictionBlocked, ApiError, OSError) as error:
