@@ -29,6 +29,7 @@ JUMP: Final = "jump"
 # the signature of this failure.
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the activity of a rank that waits for its peers
+DISTRIBUTED = "distributed"  # the failure of a rank that lost its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
 MAX_CALLS = 64  # how many different waits of one rank's threads an inspection lists
 MAX_CHANGED = 8  # how many changed files are reported, because a whole source tree would be noise
@@ -65,6 +66,16 @@ class Ending:
     def is_good(self) -> bool:
         """True if the script has completed all its work, which leaves nothing for a restart to do."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
+
+    @property
+    def blame_order(self) -> tuple[bool, int]:
+        """A sort key that puts the ending that explains the others first.
+
+        Causes come first. Then follow victims, ranks that Holdfast ended, and ranks that succeeded. Both are
+        sorted by time.
+        """
+        is_cause = not (self.fail == DISTRIBUTED or self.ours or self.is_good)
+        return not is_cause, self.failed_ns or self.at_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,9 +177,7 @@ def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
 
 
 def _exit_code(cause: Fault) -> int:
-    if cause.signal is not None:
-        return 128 + cause.signal
-    return cause.code or 1
+    return exit_codes.of_failed_process(cause.code, cause.signal)
 
 
 def _refused_before(view: View) -> int:

@@ -307,8 +307,5 @@ _FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Return a sort key: causes come first, then victims and ranks that the launcher ended, each by time."""
-    ended = worker.ending
-    assert ended is not None
-    other = ended.fail == "distributed" or ended.ours or ended.is_good
-    return other, ended.failed_ns or ended.at_ns, worker.rank
+    assert worker.ending is not None
+    return *worker.ending.blame_order, worker.rank
