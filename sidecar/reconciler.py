@@ -469,10 +469,12 @@ class Sidecar:
 
     def _inspect(self, state: LauncherState) -> None:
         """Have the launcher inspect its ranks while any of them, or a rank on another member, is late."""
-        asked = self.order.look if self.order.do == "run" else 0
-        number = self._inspections.advance(self._is_to_inspect(), state.looked, time.monotonic(), asked)
+        inspection_id = self.order.look if self.order.do == "run" else 0
+        number = self._inspections.advance(
+            self._is_to_inspect(), state.looked, time.monotonic(), inspection_id
+        )
         if number:
-            self._send_order(LauncherOrder("look", state.generation, look=number, asked=asked))
+            self._send_order(LauncherOrder("look", state.generation, look=number, asked=inspection_id))
 
     def _is_to_inspect(self) -> bool:
         return bool(self.observed.stalls) or (self.order.do == "run" and self.order.look > 0)

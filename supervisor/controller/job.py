@@ -301,7 +301,7 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
-        inspection = deadlock.inspection_request(view)
+        inspection_id = deadlock.inspection_id(view)
         given_to = tuple(self._existed if self.memory.phase == "ended" else self.backend.members)
         leaving = (each.name for each in view.members if each.departure is not None and each.exists)
         given_to = tuple(dict.fromkeys((*given_to, *leaving)))
@@ -309,7 +309,7 @@ class Job:
             if number and number % SLICE == 0:
                 await asyncio.sleep(0)
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, inspection, self.lead.epoch)
+            order = orders.order_for(self.memory, name, policy, given, inspection_id, self.lead.epoch)
             member = view.member(name)
             if order.do == "idle":
                 room_bytes, sources = self._update_room_bytes(view), node_loss.mirrored(view, policy, name)
