@@ -61,7 +61,7 @@ from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.recent_status import RecentStatus
 from supervisor.quarantine.model import RunFault
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)

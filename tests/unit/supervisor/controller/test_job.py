@@ -19,7 +19,7 @@ from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
 from supervisor.decision import resume_point
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.store import leadership
+from supervisor.store import run_lead
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import (
@@ -262,7 +262,7 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
 
 
 def led(tmp_path: Path) -> Job:
-    lead = leadership.take_over(tmp_path / leadership.FILE)
+    lead = run_lead.take_over(tmp_path / run_lead.FILE)
     records = StatusPublisher(RunDir(tmp_path), lead=lead)
     connections = MemberServer(time.monotonic_ns, lambda: None)
     return Job(
@@ -278,8 +278,8 @@ def led(tmp_path: Path) -> Job:
 
 async def test_a_replaced_supervisor_ends_and_none_of_its_actions_has_an_effect(tmp_path: Path) -> None:
     job = led(tmp_path)
-    assert leadership.take_over(tmp_path / leadership.FILE).epoch == 2
-    with pytest.raises(leadership.Deposed):
+    assert run_lead.take_over(tmp_path / run_lead.FILE).epoch == 2
+    with pytest.raises(run_lead.Deposed):
         await job.run()
     assert not hasattr(job.backend, "told"), "the members must not be told of an end"
     job.publish()
@@ -297,9 +297,9 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job.member_server.connection("m0").report = report("m0", None, epoch=6)
     await job._stay_ahead()
     assert job.lead.epoch == 7, "the file was lost, but there is no other supervisor"
-    other = leadership.take_over(tmp_path / leadership.FILE)
+    other = run_lead.take_over(tmp_path / run_lead.FILE)
     job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
-    with pytest.raises(leadership.Deposed):
+    with pytest.raises(run_lead.Deposed):
         await job._stay_ahead()
     job.journal.decisions.close()
 
@@ -318,7 +318,7 @@ async def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_tha
     job.lead.raise_above(8)
     job.journal.decisions.write(now, Policy(), Wait(1), now.memory, None)
     job.journal.decisions.close()
-    (tmp_path / leadership.FILE).unlink()
+    (tmp_path / run_lead.FILE).unlink()
     again = led(tmp_path)
     again.journal.decisions.close()
     assert again.lead.epoch == 10
