@@ -159,7 +159,7 @@ def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
 
     This is assumed if it occurred before any step, or twice on all ranks.
     """
-    if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
+    if cause.kind != "exception" or endings.exception_in(cause.signature) not in PROGRAM_ERRORS:
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
         return True

@@ -65,6 +65,11 @@ def signature(ending: Ending) -> str:
     return f"{kind} {name} at {frames[-1]['file']}:{frames[-1]['line']}"
 
 
+def exception_in(found: str) -> str:
+    """Return the name of the exception in its `signature`; "" or a number if it names none."""
+    return "".join(found.split(" ")[1:2])
+
+
 def describe(ending: Ending) -> str:
     """Describe how a process ended, for example "raised ValueError: no" or "was killed by SIGSEGV"."""
     if ending.signal is not None:
