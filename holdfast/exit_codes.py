@@ -13,3 +13,8 @@ CANNOT_START = 126  # the code that a shell reports for a command that it cannot
 INTERRUPTED = 130  # the code that a shell reports for a process ended by SIGINT
 UNREAD = 141  # the same for SIGPIPE, if the reader of the output has closed the pipe
 TERMINATED = 143  # the same for SIGTERM; a Kubernetes Job would count a deleted pod with code 0 as a success
+
+
+def of_failed_process(code: int | None, signal: int | None) -> int:
+    """Return the exit code with which to report a process that failed: 128 + n for signal n, and never 0."""
+    return 128 + signal if signal is not None else code or 1

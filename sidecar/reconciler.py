@@ -88,7 +88,7 @@ class Sidecar:
         self.supervisor = SupervisorClient(
             config.supervisor_url,
             lambda: config.token,
-            self.report,
+            self.next_report,
             self.obey,
             config.report_s,
             _context(config),
@@ -139,8 +139,8 @@ class Sidecar:
 
     # -- reporting
 
-    def report(self) -> MemberReport:
-        """Return the next report to the supervisor, which contains the member's complete state."""
+    def next_report(self) -> MemberReport:
+        """Number and return the next report to the supervisor, which contains the member's complete state."""
         self._sequence += 1
         state = self.launcher.state
         slots = self.holdings.slots()
@@ -449,7 +449,7 @@ class Sidecar:
         order, is_late = self.order, bool(self.observed.stalls)
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
-        if probe.is_due(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
+        if probe.take_turn(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
             self._begin("neighbours", probe.probe(neighbours, now_s, order.must_reach))
 
     def _forget_void(self) -> None:
@@ -469,10 +469,12 @@ class Sidecar:
 
     def _inspect(self, state: LauncherState) -> None:
         """Have the launcher inspect its ranks while any of them, or a rank on another member, is late."""
-        asked = self.order.look if self.order.do == "run" else 0
-        number = self._inspections.advance(self._is_to_inspect(), state.looked, time.monotonic(), asked)
+        inspection_id = self.order.look if self.order.do == "run" else 0
+        number = self._inspections.advance(
+            self._is_to_inspect(), state.looked, time.monotonic(), inspection_id
+        )
         if number:
-            self._send_order(LauncherOrder("look", state.generation, look=number, asked=asked))
+            self._send_order(LauncherOrder("look", state.generation, look=number, asked=inspection_id))
 
     def _is_to_inspect(self) -> bool:
         return bool(self.observed.stalls) or (self.order.do == "run" and self.order.look > 0)

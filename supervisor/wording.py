@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from holdfast.protocol import foreign_text
 from supervisor.fault_kinds import UNKNOWN, kind_of
@@ -14,6 +15,31 @@ _MAX_DETAIL = 160
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _STEP = re.compile(r"\bsteps?\b")  # a detail from Holdfast that matches this already names or counts steps
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|/import/holdfast/")
+
+
+class _StateName(NamedTuple):
+    short: str
+    in_full: str
+
+
+# What a group resumed from, by `ResumePoint.source`. A record of another version may have other sources.
+_STATES: Mapping[str, _StateName] = MappingProxyType(
+    {
+        "slot": _StateName("snapshot", "a snapshot in memory"),
+        "checkpoint": _StateName("checkpoint", "a checkpoint on storage"),
+        "none": _StateName("the beginning", "the beginning, because no usable state was left"),
+    }
+)
+
+
+def state_name(source: str) -> str:
+    """Return the name of the state that a group resumed from, such as "snapshot"."""
+    return _STATES[source].short if source in _STATES else source
+
+
+def state_in_full(source: str) -> str:
+    """Return the same with an article and its place, such as "a snapshot in memory"."""
+    return _STATES[source].in_full if source in _STATES else source
 
 
 def sentence(incident: Mapping[str, Any]) -> str:

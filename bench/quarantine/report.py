@@ -10,7 +10,7 @@ from bench.quarantine.simulated_pool import TICK_S, Pool
 from bench.quarantine.tally import SILENT, Case, Tally
 from bench.text import Verdict, at_most, number, percentile
 
-PATIENCE_S = REPORT_S + 4 * TICK_S  # time for the next report, the next tick and two refused patches
+REACTION_S = REPORT_S + 4 * TICK_S  # time for the next report, the next tick and two refused patches
 BREAKER = "the breaker was full"
 HOLDS = {  # words in the `why` of a hold, and the table row that counts such holds
     "a storm": "a storm",
@@ -28,7 +28,7 @@ def reason(case: Case) -> str:
 
 
 def limit_s(case: Case) -> float:
-    return case.due_s - case.reported_s + PATIENCE_S
+    return case.due_s - case.reported_s + REACTION_S
 
 
 def judge(pool: Pool) -> list[Verdict]:
@@ -39,7 +39,7 @@ def judge(pool: Pool) -> list[Verdict]:
     open_now = [case for case in tally.cases if not case.how]
     shared = [case for case in answered if case.held and reason(case) not in (BREAKER, SILENT)]
     longest_s = max(map(took_s, shared), default=0.0)
-    bound_s = LONGEST_S + policy.cooldown_s + policy.storm_window_s + policy.confirm_alone_s + PATIENCE_S
+    bound_s = LONGEST_S + policy.cooldown_s + policy.storm_window_s + policy.confirm_alone_s + REACTION_S
     still = [node.name for node in pool.nodes if node.standing.quarantine is not None]
     return [
         Verdict(
@@ -65,7 +65,7 @@ def judge(pool: Pool) -> list[Verdict]:
         at_most(
             "released at the latest after the longest proof of health",
             max(tally.back_s, default=0.0),
-            policy.max_clean_s + PATIENCE_S,
+            policy.max_clean_s + REACTION_S,
             f"{max(tally.back_s, default=0.0) / DAY_S:.2f} days",
         ),
     ]

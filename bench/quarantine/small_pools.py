@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from bench.quarantine.fault_mixes import YEAR_S, FaultRate
-from bench.quarantine.report import PATIENCE_S
+from bench.quarantine.report import REACTION_S
 from bench.quarantine.scenarios import NodeEvents
 from bench.quarantine.simulated_node import DAY_S, HOUR_S, REPORT_S, Node
 from bench.quarantine.simulated_pool import Pool
@@ -72,7 +72,7 @@ def judge(pools: Sequence[Pool]) -> list[Verdict]:
     policy = pools[0].policy
     cases = [case for pool in pools for case in pool.tally.cases]
     sure = [case for case in cases if case.sure]
-    bound_s = policy.alert_s + PATIENCE_S
+    bound_s = policy.alert_s + REACTION_S
     buried = [case for case in sure if _known_after_s(case) > bound_s]
     evicted = sum(len(pool.tally.evicted) for pool in pools)
     forgotten = sum(1 for case in cases if not case.how)

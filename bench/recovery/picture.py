@@ -25,7 +25,7 @@ from bench.recovery.killing import wait_for_start
 from bench.workloads.modes import FRESH_STORE, RANKS, Mode
 
 VICTIM = 1
-PATIENCE_S = 60.0  # after this time without a new step, the bench fails
+NEXT_STEP_S = 60.0  # after this time without a new step, the bench fails
 POLL_S = 0.02
 SCRIPT = ("-m", "bench.workloads.paced")
 MODES = (
@@ -95,7 +95,7 @@ def _kill(running: RunningLauncher, start_ns: int, at_s: float, name: str) -> Re
     victim = newest(running.ticks.follow())[VICTIM]
     killed_ns = time.monotonic_ns()
     os.kill(victim.pid, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + NEXT_STEP_S
     while (found := regained(running.ticks.follow(), victim.generation, RANKS)) is None:
         if time.monotonic() > deadline or running.ended() is not None:
             raise Failed(f"{name}: no step after the kill\n{running.tail()}")

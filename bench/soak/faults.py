@@ -20,7 +20,7 @@ NAMES_RANK = tuple(name for name, each in DRILLS.items() if each.executor in ("l
 COSTLESS = tuple(name for name, each in DRILLS.items() if each.executor in ("sidecar", "supervisor"))
 KINDS = (*NAMES_RANK, "member", "launcher", *COSTLESS)
 SECOND = ("kill", "sidecar", "supervisor")  # kinds of the second fault, which may occur during a recovery
-PATIENCE_S = 60.0
+RECOVERY_S = 60.0
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def strike(watch: RunWatch, fault: InjectedFault, chance: random.Random) -> None
         watch.until(began + fault.second_after_s)
         _hit_from_outside(watch, fault.second, chance.randrange(len(_ranks(watch)) or 1))
     noticed = _until_seen(watch, fault, before, pids)
-    calm = watch.until_calm(time.time(), PATIENCE_S)  # an older status may not show the fault yet
+    calm = watch.until_calm(time.time(), RECOVERY_S)  # an older status may not show the fault yet
     fault.calm_s = round(time.monotonic() - began, 3) if calm else None
     fault.incidents = [_brief(each) for each in watch.run.incidents() if each["id"] not in before]
     fault.outcome = _outcome(watch, fault, noticed, calm)
@@ -81,7 +81,7 @@ def _outcome(watch: RunWatch, fault: InjectedFault, noticed: bool, calm: bool) -
 
 def _until_seen(watch: RunWatch, fault: InjectedFault, before: set[str], pids: set[int]) -> bool:
     """Wait for an incident, or until a sidecar or supervisor is replaced; return False if neither happens."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + RECOVERY_S
     while time.monotonic() < deadline:
         if fault.kind in COSTLESS:
             now = _pids_of(watch, fault.kind)

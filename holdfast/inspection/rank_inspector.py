@@ -65,29 +65,33 @@ class RankInspector:
         self._done = done
         self._busy = threading.Lock()
 
-    def begin(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int = 0) -> None:
+    def begin(
+        self, number: int, targets: tuple[InspectedRank, ...], generation: int, inspection_id: int = 0
+    ) -> None:
         """Begin inspection `number`, unless one is in progress."""
         if self._busy.acquire(blocking=False):
-            given = (number, targets, generation, asked)
+            given = (number, targets, generation, inspection_id)
             threading.Thread(target=self._inspect, args=given, name="holdfast-inspect", daemon=True).start()
 
-    def _inspect(self, number: int, targets: tuple[InspectedRank, ...], generation: int, asked: int) -> None:
+    def _inspect(
+        self, number: int, targets: tuple[InspectedRank, ...], generation: int, inspection_id: int
+    ) -> None:
         try:
-            found = inspect_ranks(number, targets, asked)
+            found = inspect_ranks(number, targets, inspection_id)
         finally:
             self._busy.release()
         self._done(generation, number, found)
 
 
 def inspect_ranks(
-    number: int, targets: tuple[InspectedRank, ...], asked: int = 0
+    number: int, targets: tuple[InspectedRank, ...], inspection_id: int = 0
 ) -> tuple[RankInspection, ...]:
     """Inspect all targets, and return the inspections that finish within `INSPECTION_S`. Never raises."""
     found: dict[int, RankInspection] = {}
 
     def inspect_some(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
-            found[target.rank] = _inspect_rank(number, target, asked)
+            found[target.rank] = _inspect_rank(number, target, inspection_id)
 
     # These are daemon threads, because a thread may wait for a process in uninterruptible sleep and must not
     # keep the launcher alive.
@@ -120,7 +124,7 @@ def bounded(inspections: tuple[RankInspection, ...]) -> tuple[RankInspection, ..
     )
 
 
-def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspection:
+def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> RankInspection:
     command = _py_spy()
     before, began_s = process_stats.tree(target.pid), time.monotonic()
     first, ours, _ = dump(command, target.pid)
@@ -150,7 +154,7 @@ def _inspect_rank(number: int, target: InspectedRank, asked: int) -> RankInspect
         children_cpu_s=round(children_cpu_s, 4),
         at=python_stacks.innermost(second),
         where=python_stacks.where(second),
-        asked=asked,
+        asked=inspection_id,
         rests_s=rest.seconds,
         stirs=rest.stirs,
         mark=rest.mark,

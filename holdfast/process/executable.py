@@ -87,15 +87,15 @@ def _wrong_interpreter(path: Path, head: bytes, depth: int, others: bool) -> str
     name, _, argument = os.fsdecode(line).partition(" ")
     if not name:
         return "has no interpreter after the `#!` in its first line"
-    ending = ": the line ends as on Windows (CR LF)" if line.endswith(b"\r") else ""
+    ending = "; the line has a Windows line ending (CR LF)" if line.endswith(b"\r") else ""
     if not os.access(name, os.F_OK):
-        return f"names an interpreter that does not exist, {name!r}{ending}"
+        return f"names the interpreter {name!r}, which does not exist{ending}"
     if Path(name).is_dir() or not os.access(name, os.X_OK):
-        return f"names an interpreter that cannot be executed, {name!r}"
+        return f"names the interpreter {name!r}, which cannot be executed"
     wanted = argument.split(" ")[0]
     by_env = Path(name).name == "env" and wanted and not wanted.startswith("-") and "=" not in wanted
     if by_env and shutil.which(wanted) is None:
-        return f"names an interpreter that is not on PATH, {wanted!r}{ending}"
+        return f"names the interpreter {wanted!r}, which is not on PATH{ending}"
     why = _wrong(Path(name), depth - 1, others) if depth else ""
     return f"names the interpreter {name!r}, which {why}" if why else ""
 

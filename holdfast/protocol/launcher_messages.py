@@ -29,6 +29,7 @@ JUMP: Final = "jump"
 # the signature of this failure.
 OUT_OF_MEMORY = "out of memory"
 COLLECTIVE = "collective"  # the activity of a rank that waits for its peers
+DISTRIBUTED = "distributed"  # the failure of a rank that lost its peers
 UNFLUSHED = "unflushed"  # the failure of a rank whose script succeeded but could not write all of its output
 MAX_CALLS = 64  # how many different waits of one rank's threads an inspection lists
 MAX_CHANGED = 8  # how many changed files are reported, because a whole source tree would be noise
@@ -65,6 +66,16 @@ class Ending:
     def is_good(self) -> bool:
         """True if the script has completed all its work, which leaves nothing for a restart to do."""
         return self.signal is None and (self.code == 0 or self.fail == UNFLUSHED)
+
+    @property
+    def blame_order(self) -> tuple[bool, int]:
+        """A sort key that puts the ending that explains the others first.
+
+        Causes come first. Then follow victims, ranks that Holdfast ended, and ranks that succeeded. Both are
+        sorted by time.
+        """
+        is_cause = not (self.fail == DISTRIBUTED or self.ours or self.is_good)
+        return not is_cause, self.failed_ns or self.at_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +162,8 @@ class RankInspection:
     children_cpu_s: float = 0.0
     at: str = ""  # the innermost function, such as "wait (threading.py:331)"
     where: str = ""  # the innermost line of the script's own code, such as "evaluate (train.py:42)"
-    asked: int = 0  # the number of the supervisor's request for this inspection (`MemberOrder.look`)
+    # the supervisor's `inspection_id` (see `MemberOrder.look`); the field's name is on the wire
+    asked: int = 0
     # How long the rank will wait, unless a peer sends it bytes; 0 if other events might wake it.
     rests_s: float = 0.0
     stirs: str = ""  # why `rests_s` is 0, such as "thread x waits in: poll"
@@ -292,12 +304,12 @@ class LauncherOrder:
     local_rank: int = -1
     what: Literal[DrillName, ""] = ""
     grace_s: float = 0.0
-    asked: int = 0  # for "look": the number of the supervisor's request for the inspection
+    asked: int = 0  # for "look": the supervisor's `inspection_id`; the field's name is on the wire
     # For "stop": only ranks that are already ending get `grace_s`; all others are killed.
     ending_only: bool = False
     first: FirstSignal = ""
     suspects: tuple[int, ...] = ()  # ranks that hang: the launcher gives them less time to secure their state
-    look: int = 0  # for "look": the number of the inspection
+    look: int = 0  # for "look": the inspection's number within its generation
     epoch: int = 0  # the epoch of the supervisor that issued the order
     copy: bool = True  # for "secure": whether the ranks copy their state or are only frozen
     exit_code: int = 0  # for "stop": the exit code for a launcher that has no keeper on its machine

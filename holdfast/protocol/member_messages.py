@@ -389,8 +389,9 @@ class MemberOrder:
     save_generation: int = 0
     drill: DrillOrder | None = None
     suspects: tuple[int, ...] = ()  # for "secure": ranks that hang
-    # For "run": the number of a request to inspect all ranks, because a rank is late; 0 if none is late. Each
-    # inspection reports the number of its request.
+    # For "run": the id of the inspection that the member must make of all ranks, because a rank is late; 0 if
+    # none is late. The code calls it `inspection_id`. This field and `RankInspection.asked`, in which each
+    # inspection reports it, have other names, because these are on the wire.
     look: int = 0
     # For "idle": the size of the snapshot that the member may have to fetch, to let it make room early.
     room_bytes: int = 0

@@ -161,11 +161,11 @@ class CheckpointSchedule:
         """Carry out the save request of `order`, and record its number, `order.save`, in `durable.asked`."""
         record = self._holdings.record(order.save_generation, order.save_step)
         if record is None and order.do == "run":  # a newer, equally good snapshot has replaced it
-            self._saver.durable = replace(self._saver.durable, asked=order.save)
+            self._saver.answer(order.save)
             return
         if record is None:
             why = f"this member does not hold the snapshot of step {order.save_step}"
-            self._saver.durable = replace(self._saver.durable, error=why, asked=order.save)
+            self._saver.answer(order.save, error=why)
             return
         await self._saver.save(record, order.sources, self._meta(order), asked=order.save)
 
@@ -209,6 +209,11 @@ class CheckpointSaver:
 
     def _moved(self) -> None:
         self._moved_s = time.monotonic()
+
+    def answer(self, asked: int, *, error: str | None = None) -> None:
+        """Record that the save request `asked` needs no write, or that it failed because of `error`."""
+        last = self.durable
+        self.durable = replace(last, error=last.error if error is None else error, asked=asked)
 
     async def save(
         self,

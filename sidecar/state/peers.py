@@ -36,7 +36,7 @@ from sidecar.state import background, snapshot_fetch, snapshot_send
 from sidecar.state.holdings import HeldStates, Holdings
 from sidecar.state.piece_writer import PieceRequest, PieceWriter, WrittenPiece
 from sidecar.state.snapshot_fetch import AS_FAST_AS_POSSIBLE, MAX_WHY_BYTES, FetchFailed, FetchManner
-from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, ChunkRange, UnalignedRange
+from sidecar.state.snapshot_send import ANSWER_S, SLOWEST_BYTES_S, ChunkRange, UnalignedRange
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class PeerClient:
         try:
             async with self._client().get(target, allow_redirects=False, headers=self._headers()) as response:
                 await _check(target, response)
-                found = await asyncio.wait_for(_read_bounded(response, MAX_HELD_BYTES), PATIENCE_S)
+                found = await asyncio.wait_for(_read_bounded(response, MAX_HELD_BYTES), ANSWER_S)
                 return codec.decode(HeldStates, found)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             raise FetchFailed(f"{target}: {error!r}") from None
@@ -320,7 +320,7 @@ class PeerClient:
         try:
             async with self._client().get(url, allow_redirects=False, headers=self._headers()) as response:
                 await _check(url, response)
-                limit_s = PATIENCE_S + (response.content_length or 0) / SLOWEST_BYTES_S
+                limit_s = ANSWER_S + (response.content_length or 0) / SLOWEST_BYTES_S
                 found = await asyncio.wait_for(_read_bounded(response, MAX_CAPACITY_BYTES), limit_s)
                 crc = await asyncio.get_running_loop().run_in_executor(None, zlib.crc32, found)
                 if f"{crc:08x}" != response.headers.get(_CRC):

@@ -25,7 +25,7 @@ from holdfast.fileio.safetensors import Malformed
 from holdfast.protocol.member_messages import StateSource
 from holdfast.snapshot.arena import Arena, CorruptSnapshot, IncomingSnapshot
 from holdfast.snapshot.commit_records import CommitRecord
-from sidecar.state.snapshot_send import PATIENCE_S, SLOWEST_BYTES_S, SUM, crc32
+from sidecar.state.snapshot_send import ANSWER_S, SLOWEST_BYTES_S, SUM, crc32
 
 STREAMS = max(2, min(4, os.cpu_count() or 1))
 MAX_SLOT_BYTES = 1 << 42
@@ -184,7 +184,7 @@ class _Transfer:
         self._crcs = [0] * -(-first.total_bytes // CHUNK_BYTES)
         self._change = threading.Condition()
         now_s = time.monotonic()
-        self._give_up_at = now_s + PATIENCE_S + first.total_bytes / SLOWEST_BYTES_S
+        self._give_up_at = now_s + ANSWER_S + first.total_bytes / SLOWEST_BYTES_S
         whole = _Part(0, first.total_bytes, first, now_s)
         self._left: list[_Part] = []  # parts without a stream
         self._active: list[_Part] = [whole]

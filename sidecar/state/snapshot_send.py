@@ -31,7 +31,7 @@ __all__ = ["crc32"]
 
 SUM = struct.Struct("<I")
 SLOWEST_BYTES_S = 4 << 20
-PATIENCE_S = 60.0  # the time allowed for a range, in addition to its size divided by `SLOWEST_BYTES_S`
+ANSWER_S = 60.0  # the time allowed for a range, in addition to its size divided by `SLOWEST_BYTES_S`
 
 
 def listener(host: str) -> socket.socket:
@@ -125,7 +125,7 @@ def send_range(
     The caller must have pinned the snapshot. Raises `OSError` if the peer disconnects, reads nothing for
     `silence_s`, or is too slow overall.
     """
-    give_up_at = time.monotonic() + PATIENCE_S + (part.end - part.begin) / SLOWEST_BYTES_S
+    give_up_at = time.monotonic() + ANSWER_S + (part.end - part.begin) / SLOWEST_BYTES_S
     with socket.socket(fileno=descriptor) as line, path.open("rb") as file:
         line.settimeout(silence_s)
         line.sendall(first)

@@ -47,10 +47,12 @@ class NeighbourProbe:
         self._next_s = 0.0
         self._was_held_up = False
 
-    def is_due(
+    def take_turn(
         self, generation: int, neighbours: Sequence[str], now_s: float, *, is_late: bool, settled: bool
     ) -> bool:
-        """Return True if the neighbours must be probed now. Forget the results if nothing holds up the ranks.
+        """Return True if the caller must probe the neighbours now; the next turn is then a period later.
+
+        Forget the results if nothing holds up the ranks.
 
         Args:
             generation: That of the ranks.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast import exit_codes
-from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState
+from holdfast.protocol.launcher_messages import LauncherState, RankState
 
 # Longer than the absence of a supervisor that will return: 350 s until Kubernetes replaces its pod on a lost
 # node (50 s until the node counts as lost, and 300 s for which pods tolerate this), 300 s to pull the image,
@@ -20,7 +20,6 @@ from holdfast.protocol.launcher_messages import Ending, LauncherState, RankState
 # supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
 # back.
 LIMIT_S = 900.0
-_VICTIM = "distributed"  # `Ending.fail` of a rank that failed because it lost its peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,9 @@ def exit_code(state: LauncherState | None) -> int | None:
         return None
     failed = [each for each in state.ranks if _has_failed(each)]
     if failed:
-        return _code(min(failed, key=_first_to_fail).ending)
+        first = min(failed, key=_first_to_fail).ending
+        assert first is not None  # because the rank has failed
+        return exit_codes.of_failed_process(first.code, first.signal)
     if all(each.state == "exited" for each in state.ranks):
         codes = (each.ending.code for each in state.ranks if each.ending is not None)
         return next((code for code in codes if code), 0)
@@ -90,14 +91,5 @@ def _has_failed(rank: RankState) -> bool:
 
 
 def _first_to_fail(rank: RankState) -> tuple[bool, int, int]:
-    """Return a sort key: causes first, then victims and ranks that Holdfast ended, each by time."""
-    ending = rank.ending
-    assert ending is not None  # because the rank has failed
-    return ending.fail == _VICTIM or ending.ours, ending.failed_ns or ending.at_ns, rank.rank
-
-
-def _code(ending: Ending | None) -> int:
-    assert ending is not None  # because the rank has failed
-    if ending.signal is not None:
-        return 128 + ending.signal
-    return ending.code or 1
+    assert rank.ending is not None  # because the rank has failed
+    return *rank.ending.blame_order, rank.rank

@@ -25,7 +25,7 @@ from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
 
 # Long enough for the supervisor to restart, which takes well under a second.
-PATIENCE_S = 5.0
+RESTART_S = 5.0
 STOP_S = 180.0  # the final checkpoint may stall for 120 s, and the ranks then have 30 s to exit
 _POLL_S = 0.1
 
@@ -93,12 +93,12 @@ def show_caused(
 
 
 def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:
-    """Send a request to the run's supervisor and return the response. Retry for up to `PATIENCE_S`.
+    """Send a request to the run's supervisor and return the response. Retry for up to `RESTART_S`.
 
     With `repeat`, send the request again even if the supervisor may already have received it. Raises
     `BadInput` if the run is not running, or if its supervisor refuses the request or does not respond.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + RESTART_S
     while run.check_in_use():
         api = api_of(run)
         why = "its address is not known yet"

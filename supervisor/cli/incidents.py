@@ -19,16 +19,20 @@ from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
 from supervisor.observability.incident_record import SCHEMA
 from supervisor.store.run_directory import RunDir
-from supervisor.wording import is_cost_unknown, lost_in_words, outcome, place, seconds, table, what
+from supervisor.wording import (
+    is_cost_unknown,
+    lost_in_words,
+    outcome,
+    place,
+    seconds,
+    state_in_full,
+    table,
+    what,
+)
 
 _RIGHT = frozenset({2, 3, 4, 5, 6})
 _ADDED_FIELDS: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these fields
 _BAR = 40  # columns, for the time from the fault to the first new step
-_SOURCES = {
-    "slot": "a snapshot in memory",
-    "checkpoint": "a checkpoint on storage",
-    "none": "the beginning, because no usable state was left",
-}
 _ENDS_OF_LOG = ("crash", "victim", "hang")  # kinds of faults whose message is the end of the rank's log
 _MEANING = {
     "fault": "the fault",
@@ -201,7 +205,7 @@ def _decided(incident: Mapping[str, Any]) -> list[str]:
     if resume:
         source = str(resume.get("source") or "")
         lines.append(
-            f"resumed at step {resume.get('step')}, from {_SOURCES.get(source, source)}"
+            f"resumed at step {resume.get('step')}, from {state_in_full(source)}"
             f"{_taken_by(resume.get('generation'), incident.get('generation'))}"
             if source != "none"
             else _from_the_beginning(incident)
@@ -223,7 +227,7 @@ def _taken_by(generation: object, failed: object) -> str:
 
 def _from_the_beginning(incident: Mapping[str, Any]) -> str:
     if not incident.get("own_state"):
-        return f"resumed from {_SOURCES['none']}"
+        return f"resumed from {state_in_full('none')}"
     again = "; the number of steps to repeat is unknown" if is_cost_unknown(incident) else ""
     return f"restarted the script from its first line, because it keeps its own state{again}"
 

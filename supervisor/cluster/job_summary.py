@@ -12,7 +12,7 @@ from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
 from supervisor.controller.job import Job
 from supervisor.kubernetes.errors import ApiError, InvalidObject
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 
 log = logging.getLogger(__name__)
 

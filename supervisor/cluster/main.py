@@ -136,22 +136,22 @@ class ClusterSupervisor:
 
         room = ClusterRoom(self._server)
         context = ClusterContext(
-            self._server,
-            self.events,
-            StorageThread("records"),
-            term.epoch,
-            _secret(authorities),
-            self._measured.over_last_minute,
-            self._evict,
-            lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
-            lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
-            lambda: term.left_s,
-            self.limits,
-            rack_of,
-            lambda node, fault: quarantine.note_run_fault(node, fault),
-            lambda: term.may_order,
-            self._measured.paused_s,
-            room,
+            server=self._server,
+            events=self.events,
+            records=StorageThread("records"),
+            epoch=term.epoch,
+            secret=_secret(authorities),
+            lag=self._measured.over_last_minute,
+            evict=self._evict,
+            is_cut_off=lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
+            jobs=lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
+            term_left_s=lambda: term.left_s,
+            limits=self.limits,
+            rack_of=rack_of,
+            note_run_fault=lambda node, fault: quarantine.note_run_fault(node, fault),
+            may_order=lambda: term.may_order,
+            paused_s=self._measured.paused_s,
+            room=room,
         )
         pods, supervisions = self._mirror_pods(changed), self._mirror_supervisions(changed)
 
@@ -227,15 +227,8 @@ class ClusterSupervisor:
         The pod is evicted, not deleted, because some owners do not count an eviction as a failure, and
         because an eviction respects PodDisruptionBudgets.
         """
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
         try:
-            request = self._server.create_subresource(PODS, pod.name, "eviction", body, namespace)
-            await sent_within(lambda: term.left_s, request)
+            await sent_within(lambda: term.left_s, self._server.evict(namespace, pod.name, pod.uid))
         except NotFound:
             return
         except (EvictionBlocked, ApiError, OSError) as error:

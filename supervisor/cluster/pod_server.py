@@ -60,10 +60,9 @@ class PodServer(MemberServer):
         self._began_ns = time.monotonic_ns()
         self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
 
-    def connection(self, member: str) -> MemberConnection:
-        is_new = member not in self.connections
-        line = super().connection(member)
-        if is_new:
+    def peek(self, member: str) -> MemberConnection:
+        line = super().peek(member)
+        if member not in self.connections:
             line.since_ns = self._began_ns
             line.heard_ns = max(line.heard_ns, self._began_ns + int(COME_S * 1e9))
         return line

@@ -14,7 +14,7 @@ from supervisor.cluster.supervision.status_fields import DRILL_DONE, MAX_INCIDEN
 from supervisor.controller.job import Job
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 
 log = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ from supervisor.kubernetes.watch import ObjectName
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.recent_status import RecentStatus
 from supervisor.quarantine.model import RunFault
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import ENDING_PHASES, JobState, Policy, StopRequest
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterContext:
     """The objects and settings that all jobs of one leader share."""
 
@@ -435,11 +435,11 @@ class SupervisedJob:
             self.backend,
             self._server,
             records,
-            fresh,
-            time.monotonic_ns(),
-            lambda: CALM_S if self._is_calm() else BUSY_S,
-            self._context.rack_of,
-            self._context.paused_s,
+            fresh=fresh,
+            started_ns=time.monotonic_ns(),
+            beat_s=lambda: CALM_S if self._is_calm() else BUSY_S,
+            rack_of=self._context.rack_of,
+            paused_s=self._context.paused_s,
         )
         self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
         return job, self._summary

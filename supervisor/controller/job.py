@@ -7,7 +7,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -68,8 +68,9 @@ class Job:
         policy: Policy,
         publisher: StatusPublisher,
         backend: Backend,
-        connections: MemberServer,
+        member_server: MemberServer,
         records: JobRecords,
+        *,
         fresh: bool,
         started_ns: int,
         beat_s: Callable[[], float] = lambda: BEAT_S,
@@ -88,7 +89,7 @@ class Job:
         self.policy = policy
         self.publisher = publisher
         self.backend = backend
-        self.member_server = connections
+        self.member_server = member_server
         self.wake = asyncio.Event()
         self.checkpoints = records.checkpoints(self.wake.set)
         held = records.held
@@ -300,7 +301,7 @@ class Job:
             self.backend.want(policy.members + policy.standby, self.memory.lost)
         drilled = {member.name: member.report.drilled for member in view.members if member.report}
         self.drills.update(drilled, self.memory.generation)
-        inspection = deadlock.inspection_request(view)
+        inspection_id = deadlock.inspection_id(view)
         given_to = tuple(self._existed if self.memory.phase == "ended" else self.backend.members)
         leaving = (each.name for each in view.members if each.departure is not None and each.exists)
         given_to = tuple(dict.fromkeys((*given_to, *leaving)))
@@ -308,7 +309,7 @@ class Job:
             if number and number % SLICE == 0:
                 await asyncio.sleep(0)
             given = self.drills.due(name, self.memory.generation)
-            order = orders.order_for(self.memory, name, policy, given, inspection, self.lead.epoch)
+            order = orders.order_for(self.memory, name, policy, given, inspection_id, self.lead.epoch)
             member = view.member(name)
             if order.do == "idle":
                 room_bytes, sources = self._update_room_bytes(view), node_loss.mirrored(view, policy, name)
@@ -361,8 +362,10 @@ class Job:
     # -- observing
 
     def _observe(self) -> View:
-        """Return the current view. Remember its existing members, new checkpoints and late ranks."""
+        """Return the current view. Expect new members; remember existing ones, checkpoints and late ranks."""
         self._discount_pauses()
+        for name in self._names():
+            self.member_server.connection(name)
         view = self.view()
         if view.memory.phase != "ended":  # members that appear later are not part of this run
             self._existed = self._known_members()
@@ -373,18 +376,27 @@ class Job:
         return view
 
     def view(self) -> View:
-        """Return the current view. Nothing is decided or sent, but new members get a connection."""
+        """Return the current view. This changes nothing."""
         now_ns = time.monotonic_ns()
         leaving = self.backend.departures
         present = self.backend.members
-        names = (*present, *self.memory.placement, *self._known_members(), *leaving)
-        members = tuple(self._member(name, name in present, now_ns) for name in dict.fromkeys(names))
+        members = tuple(self._member(name, name in present, now_ns) for name in self._names())
         if leaving:
             members = tuple(self._with_departure(each, leaving.get(each.name)) for each in members)
         unrecorded = bool(self.journal.error)
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored, unrecorded=unrecorded)
         view = departures.without_ended(view, self.policy)
         return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
+
+    def _names(self) -> Iterable[str]:
+        """Return the members of the current view."""
+        found = (
+            *self.backend.members,
+            *self.memory.placement,
+            *self._known_members(),
+            *self.backend.departures,
+        )
+        return dict.fromkeys(found)
 
     def _known_members(self) -> tuple[str, ...]:
         """Return the members that the backend has ever reported, except lost ones.
@@ -400,19 +412,28 @@ class Job:
         return self._existed
 
     def _member(self, name: str, is_listed: bool, now_ns: int) -> MemberView:
-        line = self.member_server.connection(name)
+        line = self.member_server.peek(name)
         exists = is_listed and name not in self.memory.lost
         silent_s = (now_ns - line.heard_ns) / 1e9
-        heard = (line.report, line.first_ns, line.well_ns)
         unanswered_s = (now_ns - line.unanswered_ns) / 1e9 if line.unanswered_ns else 0.0
         is_awaited = line.since_ns and not line.first_ns
         awaited_s = (now_ns - line.since_ns) / 1e9 if is_awaited else 0.0
-        signs = (line.stepped_ns, round(unanswered_s, 3), round(awaited_s, 3))
-        rack = self._rack_of(line.report.node) if line.report is not None else ""
-        seen = MemberView(name, exists, line.connected, round(silent_s, 3), *heard, is_listed, *signs)
-        if rack or line.back_ns or line.unreached_ns:
-            return replace(seen, rack=rack, back_ns=line.back_ns, unreached_ns=line.unreached_ns)
-        return seen
+        return MemberView(
+            name=name,
+            exists=exists,
+            connected=line.connected,
+            silent_s=round(silent_s, 3),
+            report=line.report,
+            heard_ns=line.first_ns,
+            well_ns=line.well_ns,
+            is_listed=is_listed,
+            stepped_ns=line.stepped_ns,
+            unanswered_s=round(unanswered_s, 3),
+            awaited_s=round(awaited_s, 3),
+            rack=self._rack_of(line.report.node) if line.report is not None else "",
+            back_ns=line.back_ns,
+            unreached_ns=line.unreached_ns,
+        )
 
     def _with_departure(self, member: MemberView, departure: Departure | None) -> MemberView:
         is_ending = departure is not None and departure.has_begun and member.name not in self.memory.lost

@@ -146,10 +146,17 @@ class MemberServer:
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
+        """Return the member's connection, and begin to expect the member if it has none."""
         if member not in self.connections:
-            memory = MemoryHolder(self._reports_of.namespace, partial(self._give_up, member))
-            self.connections[member] = MemberConnection(member, memory, heard_ns=self._now_ns())
+            self.connections[member] = self.peek(member)
         return self.connections[member]
+
+    def peek(self, member: str) -> MemberConnection:
+        """Return the member's connection; if it has none, what `connection` would create now."""
+        if member in self.connections:
+            return self.connections[member]
+        memory = MemoryHolder(self._reports_of.namespace, partial(self._give_up, member))
+        return MemberConnection(member, memory, heard_ns=self._now_ns())
 
     def discount_own_pause(self, late_ns: int) -> None:
         """Do not count the last `late_ns`, during which this process did not run, as the members' silence."""

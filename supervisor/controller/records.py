@@ -11,8 +11,8 @@ from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.journal_writer import DecisionLog
 from supervisor.store import journal
 from supervisor.store.journal import LastEntry
-from supervisor.store.leadership import Lead
 from supervisor.store.run_directory import RunDir
+from supervisor.store.run_lead import Lead
 from supervisor.view.model import Checkpoint, StorageContents
 
 

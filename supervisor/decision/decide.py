@@ -259,15 +259,18 @@ def act_on_stall(case: _Case) -> Secure | Warn | None:
         return None
     if stall.fault is not None and stall.act_ns is not None and view.now_ns >= stall.act_ns:
         return _secure((stall.fault,))
-    known = {each.place for each in view.memory.warned}
-    if stall.warn_ns is None or view.now_ns < stall.warn_ns or stall.place in known:
+    if stall.warn_ns is None or view.now_ns < stall.warn_ns or stall.place in _warned_places(view):
         return None
     return Warn(stall.place, sentences.warning(view, stall))
 
 
+def _warned_places(view: View) -> frozenset[str]:
+    return frozenset(each.place for each in view.memory.warned)
+
+
 def warn_of_changed_file(case: _Case) -> Warn | None:
     """Warn once for each file of the script that has changed since the run began."""
-    known = {each.place for each in case.view.memory.warned}
+    known = _warned_places(case.view)
     if len(known) >= MAX_WARNED:  # with more, old warnings would be forgotten and then repeated
         return None
     for report in reports.reports(case.view):
@@ -324,8 +327,8 @@ def grow_group(case: _Case) -> Secure | None:
 def warn_of_fixed_size(case: _Case) -> Warn | None:
     """Tell the user once if the script does not allow the smaller group that the user allows."""
     why = resizing.why_not(case.view, case.policy)
-    known = {each.place for each in case.view.memory.warned}
-    return Warn("--min-members", why) if why and "--min-members" not in known else None
+    is_new = "--min-members" not in _warned_places(case.view)
+    return Warn("--min-members", why) if why and is_new else None
 
 
 def learn_from_stall(case: _Case) -> Learn | None:

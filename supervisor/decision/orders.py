@@ -32,13 +32,13 @@ def order_for(
     member: str,
     policy: Policy,
     drill: DrillOrder | None,
-    inspection: int = 0,
+    inspection_id: int = 0,
     epoch: int = 0,
 ) -> MemberOrder:
-    """Return the order for `member`. It stays valid until the job's state or `inspection` changes.
+    """Return the order for `member`. It stays valid until the job's state or `inspection_id` changes.
 
-    `inspection` is the result of `deadlock.inspection_request`, and `epoch` is the sender's epoch. Every
-    order specifies which checkpoints may be deleted, because the member may still be writing one.
+    `inspection_id` is the result of `deadlock.inspection_id`, and `epoch` is the sender's epoch. Every order
+    specifies which checkpoints may be deleted, because the member may still be writing one.
     """
     make = partial(
         MemberOrder,
@@ -48,7 +48,7 @@ def order_for(
         void=cut_off_work.recorded_void_steps(memory),
         epoch=epoch,
     )
-    return _order_for(make, memory, member, policy, drill, inspection)
+    return _order_for(make, memory, member, policy, drill, inspection_id)
 
 
 def _proven(memory: JobState) -> int:
@@ -70,7 +70,7 @@ def _lineage(memory: JobState) -> tuple[Lineage, ...]:
 
 
 def _order_for(
-    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int
+    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection_id: int
 ) -> MemberOrder:
     if memory.phase in ("stopping", "ended"):
         grace_s = policy.grace_s if memory.stop != "now" else 0.0
@@ -101,7 +101,7 @@ def _order_for(
             save_step=memory.save_step,
             save_generation=memory.save_generation,
         )
-    return _run(make, memory, member, policy, drill, inspection)
+    return _run(make, memory, member, policy, drill, inspection_id)
 
 
 def _preserves(memory: JobState) -> bool:
@@ -110,7 +110,7 @@ def _preserves(memory: JobState) -> bool:
 
 
 def _run(
-    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection: int
+    make: _Make, memory: JobState, member: str, policy: Policy, drill: DrillOrder | None, inspection_id: int
 ) -> MemberOrder:
     position = memory.positions[member]
     first = position * memory.nproc
@@ -137,7 +137,7 @@ def _run(
         save_step=memory.save_step,
         save_generation=memory.save_generation,
         drill=drill,
-        look=inspection,
+        look=inspection_id,
         neighbours=_neighbours(memory, position, policy),
         must_reach=_must_reach(memory, member, position, policy),
     )

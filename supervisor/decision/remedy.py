@@ -8,6 +8,7 @@ from dataclasses import replace
 from holdfast import exit_codes
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
+from supervisor import wording
 from supervisor.decision import refusal, resume_point
 from supervisor.decision.places import joining, placement
 from supervisor.fault_kinds import kind_of
@@ -158,7 +159,7 @@ def _is_program_error(view: View, policy: Policy, cause: Fault) -> bool:
 
     This is assumed if it occurred before any step, or twice on all ranks.
     """
-    if cause.kind != "exception" or not PROGRAM_ERRORS.intersection(cause.signature.split(" ")[1:2]):
+    if cause.kind != "exception" or endings.exception_in(cause.signature) not in PROGRAM_ERRORS:
         return False
     if not (made_progress(view, cause) or any(past.worked for past in view.memory.history)):
         return True
@@ -176,9 +177,7 @@ def is_everywhere(view: View, policy: Policy, cause: Fault) -> bool:
 
 
 def _exit_code(cause: Fault) -> int:
-    if cause.signal is not None:
-        return 128 + cause.signal
-    return cause.code or 1
+    return exit_codes.of_failed_process(cause.code, cause.signal)
 
 
 def _refused_before(view: View) -> int:
@@ -436,11 +435,8 @@ def _measure(view: View, policy: Policy, cause: Fault | None, resumed: ResumePoi
     beginning = f"from the beginning, {reason}"
     if reports.script_keeps_own_state(view):
         beginning = "from the script's first line, because it keeps its own state"
-    state = {
-        "slot": f"from the snapshot of step {resumed.step}",
-        "checkpoint": f"from the checkpoint of step {resumed.step}",
-        "none": beginning,
-    }[resumed.source]
+    stored = f"from the {wording.state_name(resumed.source)} of step {resumed.step}"
+    state = stored if resumed.source != "none" else beginning
     if cause is None:
         return f"start {state}"
     if kind_of(cause.kind).spoils_state and not reports.script_keeps_own_state(view):

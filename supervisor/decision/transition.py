@@ -491,19 +491,19 @@ def _past(view: View, policy: Policy, cause: Fault, placement: tuple[str, ...]) 
     if cause.signature == unreachable_members.SIGNATURE and cause.member in placement:
         cause = replace(cause, signature=unreachable_members.KEPT, peers=())
     return PastFault(
-        cause.kind,
-        cause.rank,
-        cause.member,
-        cause.step,
-        cause.signature,
-        view.now_ns,
-        view.memory.generation,
-        remedy.made_progress(view, cause),
-        cause.value,
-        cause.place,
-        cause.work,
-        remedy.is_everywhere(view, policy, cause),
-        cause.peers,
+        kind=cause.kind,
+        rank=cause.rank,
+        member=cause.member,
+        step=cause.step,
+        signature=cause.signature,
+        at_ns=view.now_ns,
+        generation=view.memory.generation,
+        worked=remedy.made_progress(view, cause),
+        value=cause.value,
+        place=cause.place,
+        work=cause.work,
+        everywhere=remedy.is_everywhere(view, policy, cause),
+        peers=cause.peers,
     )
 
 

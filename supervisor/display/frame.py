@@ -7,13 +7,12 @@ from typing import Any
 
 from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, clip, join, width_of
 from supervisor.view.model import ENDING_PHASES, PHASES
-from supervisor.wording import count, ettr, number, outcome, seconds, what
+from supervisor.wording import count, ettr, number, outcome, seconds, state_name, what
 
 RECOVERING = frozenset({PHASES["forming"], "starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
 SILENT_S = 3.0  # if a status is older than this, its age is shown
 MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
-_SOURCES = {"slot": "snapshot", "none": "the beginning"}  # names of the state that a group resumed from
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
 StatusDocument = Mapping[str, Any]
@@ -115,9 +114,7 @@ def generation(status: StatusDocument) -> str:
     if 0 < members < full:
         where = f" on {members} of {count(full, 'member')}"
     since = status.get("resumed")
-    start = (
-        f", from step {since['step']:,} ({_SOURCES.get(since['source'], since['source'])})" if since else ""
-    )
+    start = f", from step {since['step']:,} ({state_name(since['source'])})" if since else ""
     return f"generation {status.get('generation', 0)} runs: {count(ranks, 'rank')}{where}{start}"
 
 

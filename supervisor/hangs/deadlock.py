@@ -6,8 +6,9 @@ at the same time, and each connection leads from one of them to another. Then no
 bytes, and the ranks wait forever, no matter which collectives they are in.
 
 The clocks of different hosts cannot show that the ranks were at rest at the same time. When inspections show
-all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time of the
-request as its number. A rank whose mark is the same in both inspections was at rest at that time.
+all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time when the
+last of them came to rest as its id. A rank whose mark is the same in both inspections was at rest at that
+time.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from supervisor.hangs import evidence
 from supervisor.view import reports
 from supervisor.view.model import SECOND_NS, RankAtRest, View
 
-_LATE = 1  # the number of the request if a rank is late but not all ranks are at rest
+_LATE = 1  # the id of the inspection if a rank is late but not all ranks are at rest
 _IN_WORDS = {"_engine_run_backward": "the backward pass"}
 
 
-def inspection_request(view: View) -> int:
-    """Return the number of the inspection that members must make; 0 if they must make none."""
+def inspection_id(view: View) -> int:
+    """Return the id of the inspection that members must make; 0 if they must make none.
+
+    If all ranks wait only for each other, the id is a time in nanoseconds: when the last one came to rest. A
+    new id requests another inspection.
+    """
     if not view.watch.ranks:
         return 0
     return _all_resting_since_ns(view) or _LATE

@@ -278,6 +278,16 @@ class ApiServer:
         """Post to a subresource, such as a pod's eviction. An eviction can raise `EvictionBlocked`."""
         return await self._ask(_request("POST", kind, namespace, name, subresource, body=body))
 
+    async def evict(self, namespace: str, pod: str, uid: str) -> None:
+        """Evict the pod with this uid, but no other pod with its name. Raises `EvictionBlocked`."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        await self.create_subresource(PODS, pod, "eviction", body, namespace)
+
     async def replace(
         self, kind: ResourceKind, body: KubernetesObject, *, subresource: str = ""
     ) -> KubernetesObject:

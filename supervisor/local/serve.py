@@ -27,7 +27,7 @@ from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
 from supervisor.local.backend import LocalBackend
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.store import journal, leadership
+from supervisor.store import journal, run_lead
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
 
@@ -111,11 +111,19 @@ def _make_job(
 ) -> Job:
     """Take over leadership of the run and return its job."""
     run = RunDir(settings.run_dir)
-    lead = leadership.take_over(run.path / leadership.FILE)
+    lead = run_lead.take_over(run.path / run_lead.FILE)
     fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
     publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
     records = RunDirectoryRecords(run.path, lead)
-    return Job(settings.policy, publisher, backend, connections, records, fresh, settings.started_ns)
+    return Job(
+        settings.policy,
+        publisher,
+        backend,
+        connections,
+        records,
+        fresh=fresh,
+        started_ns=settings.started_ns,
+    )
 
 
 async def _listen(
@@ -142,7 +150,7 @@ def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
     try:
         for task in done:
             task.result()
-    except leadership.Deposed as error:
+    except run_lead.Deposed as error:
         log.warning("another supervisor leads the run: this one ends", extra={"why": str(error)})
 
 

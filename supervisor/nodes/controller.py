@@ -451,9 +451,7 @@ class QuarantineController:
                 await self._evict(node, pod)
 
     async def _evict(self, node: KnownNode, pod: OtherPod) -> None:
-        request = self._server.create_subresource(
-            PODS, pod.name, "eviction", drain.eviction(pod), pod.namespace
-        )
+        request = self._server.evict(pod.namespace, pod.name, pod.uid)
         failures = self._paused.get(pod.uid, (0, 0.0))[0] + 1
         try:
             await asyncio.wait_for(sent_within(self._left_s, request), WRITE_S)

@@ -52,16 +52,6 @@ def prune_pod(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metadata": metadata, "status": {"phase": (pod.get("status") or {}).get("phase")}}
 
 
-def eviction(pod: OtherPod) -> dict[str, Any]:
-    """Return the eviction of this pod, but of no other pod with its name."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid}},
-    }
-
-
 def retry_s(failures: int) -> float:
     """Return how long to wait after this number of refusals in a row."""
     return min(MAX_RETRY_S, RETRY_S * 2.0 ** min(failures - 1, 10))

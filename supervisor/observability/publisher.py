@@ -18,7 +18,7 @@ from holdfast.fileio.storage_thread import StorageThread
 from supervisor.observability import status
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.metrics import Metrics
-from supervisor.store.leadership import Deposed, Lead
+from supervisor.store.run_lead import Deposed, Lead
 from supervisor.view.model import Policy, View
 from supervisor.view.slow_ranks import SlowRank, find_slow_ranks
 

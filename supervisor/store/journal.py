@@ -21,8 +21,8 @@ from typing import Any, get_args
 
 from holdfast.fileio import durable
 from holdfast.protocol import codec
-from supervisor.store.leadership import Lead
 from supervisor.store.recorded import recorded
+from supervisor.store.run_lead import Lead
 from supervisor.view.model import JobState, Policy, RunAction, View
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ RUNS = "holdfast-runs"  # the folder in the working directory for runs without `
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
 PROBE_BYTES = 16 << 10  # larger than most statuses
-PATIENCE_S = 0.25  # how long to wait for the lock; a process that only tests it holds it for an instant
+LOCK_S = 0.25  # how long to wait for the lock; a process that only tests it holds it for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -384,7 +384,7 @@ def lock(path: Path) -> int:
         # Earlier versions made the file readable by others, and any user who can read it can lock it.
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
-        if not _try_for(descriptor, PATIENCE_S):
+        if not _try_for(descriptor, LOCK_S):
             os.close(descriptor)
             return -1
         os.ftruncate(descriptor, 0)

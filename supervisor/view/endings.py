@@ -13,10 +13,10 @@ from types import MappingProxyType
 from holdfast.inspection import tracebacks, victims
 from holdfast.inspection.victims import mismatch
 from holdfast.protocol import foreign_text
-from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending
+from holdfast.protocol.launcher_messages import DISTRIBUTED, OUT_OF_MEMORY, Ending
 from supervisor.fault_kinds import FaultName
 
-SYSTEM_EXIT, DISTRIBUTED = "system_exit", "distributed"
+SYSTEM_EXIT = "system_exit"
 SIGABRT = 6  # raised by a C++ program that does not catch an exception
 
 _LAST_WORDS_CHARS = 300  # how much of the line that names an exception is quoted
@@ -63,6 +63,11 @@ def signature(ending: Ending) -> str:
     raised = _RAISED.search(text, frames[-1].end())
     name = raised["name"] if raised is not None else "unknown"
     return f"{kind} {name} at {frames[-1]['file']}:{frames[-1]['line']}"
+
+
+def exception_in(found: str) -> str:
+    """Return the name of the exception in its `signature`; "" or a number if it names none."""
+    return "".join(found.split(" ")[1:2])
 
 
 def describe(ending: Ending) -> str:

@@ -397,7 +397,9 @@ class StorageContents:
     generation: int = 0  # the newest in the manifests
     error: str = ""
     failed_ns: int = 0  # when listings began to fail
-    looked_ns: int = 0  # when the listing began; 0: none so far
+    # When the listing began; 0: none so far. The field's name, which is in the journal, does not refer to an
+    # inspection of ranks.
+    looked_ns: int = 0
     heard: int = 0  # the last request for a checkpoint that was answered before the listing began
     epoch: int = 0  # the highest in the manifests
 
@@ -435,7 +437,7 @@ class RankAtRest:
     mark: int  # stays the same in successive inspections while the rank does not move
     since_ns: int  # when the supervisor first received this mark
     look: int  # number of the newest inspection
-    asked: int  # the number of the request for that inspection
+    asked: int  # the `inspection_id` in the request for it; the field's name is in the journal
     heard_ns: int  # when the supervisor received that inspection
     rests_s: float  # for this long after that inspection, none of the rank's waits can time out
     ends: int  # checksum of its connections; the XOR over all ranks is 0 if they wait only for each other

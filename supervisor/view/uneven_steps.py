@@ -7,7 +7,7 @@ the middle of a step.
 
 from __future__ import annotations
 
-from holdfast.protocol.launcher_messages import RankState
+from holdfast.protocol.launcher_messages import DISTRIBUTED, RankState
 from holdfast.protocol.member_messages import RankProgress
 from holdfast.protocol.progress import Phase, PhaseKind, name_of, names_of_kinds
 from supervisor.view import reports
@@ -37,7 +37,7 @@ def find_uneven_steps(view: View) -> tuple[Fault, ...]:
                 exited.append((report.member, rank, last))
             elif _in_step(last, began):
                 in_step.append(last)
-            if ending is not None and ending.fail == "distributed" and last.step == began:
+            if ending is not None and ending.fail == DISTRIBUTED and last.step == began:
                 failed.append(rank.rank)
     for member, rank, last in sorted(exited, key=lambda each: each[1].rank):
         assert rank.ending is not None

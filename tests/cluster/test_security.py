@@ -17,7 +17,7 @@ from supervisor.cluster.supervision.resource import SupervisionResource, Takeove
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.certificates import AuthoritySecret
 from supervisor.kubernetes.client import ResourceKind, connect
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from tests.cluster.apparatus.kubernetes_cluster import (
     AGENT,
     NODES,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tests.unit.literals import ROOT
 from tests.unit.test_docstrings import trees
 
+_ATTRIBUTE = re.compile(r"`([A-Z]\w*[a-z]\w*)\.([a-z_]\w*)`")  # of a class
 _NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
 _CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 _COMMENT = re.compile(r"(?:^ *|  )#:? (.*)")
@@ -214,6 +215,25 @@ def test_every_name_in_backticks_in_docstrings_and_comments_exists() -> None:
         for name in missing(module_of(path), text)
     ]
     assert wrong == []
+
+
+def missing_attributes(text: str) -> list[str]:
+    """Return the attributes of classes in `text` that do not exist. Other projects' classes do not count."""
+    return [
+        f"{name}.{attribute}"
+        for name, attribute in _ATTRIBUTE.findall(text)
+        if attribute not in product().classes.get(name, ())
+    ]
+
+
+def test_every_attribute_of_a_class_that_the_docs_name_exists() -> None:
+    pages = {path.name: path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+    assert any(_ATTRIBUTE.search(text) for text in pages.values())
+    wrong = {name: found for name, text in pages.items() if (found := missing_attributes(text))}
+    assert wrong == {}
+    assert missing_attributes("`Policy.gone` and `Gone.nproc`, unlike `Policy.nproc`.") == [
+        *("Policy.gone", "Gone.nproc"),
+    ]
 
 
 def test_a_missing_name_is_detected() -> None:

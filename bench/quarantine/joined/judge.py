@@ -42,7 +42,7 @@ def judge(year: Year) -> list[Verdict]:
     tally, policy, truth = year.pool.tally, year.pool.policy, year.truth
     prompt = calm(year)
     late = [case for case in prompt if report.took_s(case) > report.limit_s(case)]
-    bound_s = policy.alert_s + report.PATIENCE_S
+    bound_s = policy.alert_s + report.REACTION_S
     buried = [case for case in tally.cases if known_after_s(case) > bound_s]
     active = [f"{node.name}: {fault.key}" for node in year.nodes for fault in node.faults]
     forgotten = [case for case in tally.cases if not case.how]

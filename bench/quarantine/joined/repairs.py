@@ -9,7 +9,7 @@ from bench.quarantine.joined.events import BOOT_S, Events, cause_of
 from bench.quarantine.joined.faults import GPU, REMEDIES, NodeFault
 from bench.quarantine.joined.guesses import HOUR_S
 from bench.quarantine.joined.node import JoinedNode, is_reported
-from bench.quarantine.report import PATIENCE_S
+from bench.quarantine.report import REACTION_S
 from bench.quarantine.simulated_node import Node
 from supervisor.quarantine import transition
 from supervisor.quarantine.model import NO_NEW_WORK, Drain, QuarantineAction, Release, Taint
@@ -51,7 +51,7 @@ class Repairs:
                 self.pool.after(self._mean(HOUR_S), partial(self._overrule, one, held.at_s))
             policy = self.pool.policy
             self.pool.after(
-                policy.storm_window_s + policy.cooldown_s + policy.confirm_s + PATIENCE_S,
+                policy.storm_window_s + policy.cooldown_s + policy.confirm_s + REACTION_S,
                 partial(self._check_drained, one, held.at_s),
             )
             self.begin(one)

@@ -48,25 +48,31 @@ class WorkerGroup:
     def state(self) -> LauncherState:
         ranks = tuple(
             RankState(
-                worker.rank,
-                worker.local_rank,
-                worker.process.pid if worker.process else 0,
-                self.generation,
-                worker.phase,
-                worker.ending,
-                worker.flag,
-                worker.marks,
-                worker.note,
-                worker.where,
-                worker.stopped and not worker.exited,
-                worker.left,
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                pid=worker.process.pid if worker.process else 0,
+                generation=self.generation,
+                state=worker.phase,
+                ending=worker.ending,
+                flag=worker.flag,
+                marks=worker.marks,
+                note=worker.note,
+                where=worker.where,
+                stopped=worker.stopped and not worker.exited,
+                left=worker.left,
             )
             for worker in self.workers
         )
         answers = self.securing.answers
-        secured = tuple(answers[rank] for rank in sorted(answers))
-        done = self.generation if self.securing.done else 0
-        return LauncherState(os.getpid(), self.generation, ranks, (), 0, done, secured)
+        return LauncherState(
+            pid=os.getpid(),
+            generation=self.generation,
+            ranks=ranks,
+            parked=(),
+            port=0,
+            secure_asked=self.generation if self.securing.done else 0,
+            secured=tuple(answers[rank] for rank in sorted(answers)),
+        )
 
     def begin(self, launch: Launch, ranks: tuple[RankStart, ...]) -> None:
         """Kill what remains of the previous generation, and create a worker for each of `ranks`.
@@ -301,8 +307,5 @@ _FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below
 
 
 def _first_to_fail(worker: Worker) -> tuple[bool, int, int]:
-    """Return a sort key: causes come first, then victims and ranks that the launcher ended, each by time."""
-    ended = worker.ending
-    assert ended is not None
-    other = ended.fail == "distributed" or ended.ours or ended.is_good
-    return other, ended.failed_ns or ended.at_ns, worker.rank
+    assert worker.ending is not None
+    return *worker.ending.blame_order, worker.rank

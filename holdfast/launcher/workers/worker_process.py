@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.process import linux, logs
-from holdfast.protocol.launcher_messages import BadNumber, Ending, ProcessPhase, RankStart, StartTimes
+from holdfast.protocol.launcher_messages import (
+    DISTRIBUTED,
+    BadNumber,
+    Ending,
+    ProcessPhase,
+    RankStart,
+    StartTimes,
+)
 from holdfast.protocol.rank_channel import WorkerMessage
 
 TAIL_BYTES = 4096  # how much is kept of the end of a rank's output
@@ -126,7 +133,7 @@ def final_ending(reported: Ending | None, ended: Ending) -> Ending:
     if reported is None:
         return ended
     if ended.signal and not ended.ours:
-        is_victim = reported.fail == "distributed" and not reported.unwinding
+        is_victim = reported.fail == DISTRIBUTED and not reported.unwinding
         return reported if is_victim else replace(ended, paused=reported.paused)
     if not reported.unwinding:
         return reported

@@ -303,9 +303,10 @@ class PrivateBackup:
             return
         largest = ", ".join(f"{name} of {size / 1e6:.1f} MB" for name, size in self._private.largest(NAMED))
         self._rank.warn_once(
-            f"private state of {len(self._blob) / 1e6:.1f} MB takes {self._least_s:.3f} of {step_s:.3f} s"
-            f" in each step, because buffers are read, stored and sent every time (the largest: {largest})."
-            " Register constant buffers, such as masks, with register_buffer(..., persistent=False)"
+            f"backing up {len(self._blob) / 1e6:.1f} MB of private state takes {self._least_s:.3f} s of each"
+            f" {step_s:.3f} s step, because buffers are read, stored and sent every time (the largest:"
+            f" {largest}). Register constant buffers, such as masks, with"
+            " register_buffer(..., persistent=False)"
         )
 
 

@@ -31,7 +31,7 @@ from holdfast.training.protection.snapshot_schedule import SnapshotSchedule
 from holdfast.training.protection.write_gate import WriteGate
 from holdfast.training.rank import Rank
 
-_PATIENCE_S = 10.0  # how long to wait if a writer holds the lock of the slot to restore from
+_WRITER_S = 10.0  # how long to wait if a writer holds the lock of the slot to restore from
 
 
 class Protection:
@@ -96,10 +96,10 @@ class Protection:
             raise BadInput(f"{found.source} {where}: {error}; {accepted}") from None
 
     def _restore_replicated(self, path: Path) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _WRITER_S
         while (lock := lock_shared(path)) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{path}: still being written after {_PATIENCE_S:g} s")
+                raise TimeoutError(f"{path}: still being written after {_WRITER_S:g} s")
             time.sleep(0.001)
         try:
             self._refuse_another(path)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIN_SAMPLES = 8  # this many steps are measured before the automatic interval is chosen
 MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
-PATIENCE_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
+READER_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
 PAUSE_S = 0.002
 COPY_LIMIT_S = (
     10.0  # a device copy that makes no progress for this long is stuck, because it waits for no other work
@@ -325,10 +325,10 @@ class SnapshotWriter:
         """Write as `write` does, but without waiting for anything that a dead peer could block.
 
         If a checkpoint is being written from the snapshot to be overwritten, the other snapshot is
-        overwritten instead. If the other snapshot must be kept, this waits up to `PATIENCE_S` for the reader.
+        overwritten instead. If the other snapshot must be kept, this waits up to `READER_S` for the reader.
         """
         self._peers_failed = True
-        give_up_at = time.monotonic() + PATIENCE_S
+        give_up_at = time.monotonic() + READER_S
         cost_s = self.write(generation, step, host_part, is_unchanged)
         while cost_s is None and not self.held(generation, step):
             if (other := self._second_choice(generation)) is not None:

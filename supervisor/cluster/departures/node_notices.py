@@ -27,7 +27,7 @@ FILE = "node_notices.toml"
 # The node controller sets these taints when a node falls silent, and removes them when it reports again.
 # Members on such a node do not move immediately, because the kubelet may merely have been restarted.
 _LIFECYCLE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-PATIENCE_S = 30.0
+KUBELET_RESTART_S = 30.0
 # The kubelet's reason for a node that is not ready while the pods end before a shutdown.
 _SHUTDOWN = "node is shutting down"
 _READY = "Ready"
@@ -101,7 +101,7 @@ def _notice(
     node: KubernetesObject, taint: Mapping[str, Any], known: KnownNotice | None, after_s: float | None
 ) -> NodeNotice:
     name, key = node["metadata"].get("name"), str(taint.get("key"))
-    patience_s = min(PATIENCE_S, (after_s or 0.0) / 2) if key in _LIFECYCLE else 0.0
+    patience_s = min(KUBELET_RESTART_S, (after_s or 0.0) / 2) if key in _LIFECYCLE else 0.0
     if known is None:
         return NodeNotice(f"node {name} has the taint {key}:NoExecute", after_s, patience_s)
     return NodeNotice(f"{known.what} (taint {key} of node {name})", after_s, patience_s)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from supervisor.cluster.standbys import waiting_pods
 from supervisor.cluster.standbys.node_fit import NodeRoom, PodNeeds, fits, read_node_room, read_pod_needs
-from supervisor.cluster.standbys.waiting_pods import HOLD_S, PATIENCE_S, WaitingPod
+from supervisor.cluster.standbys.waiting_pods import HOLD_S, SCHEDULER_S, WaitingPod
 from supervisor.cluster.standbys.yielding import NodeStandbys, choose, read_standbys
 from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound
@@ -123,7 +123,7 @@ class ClusterRoom:
         due = waiting_pods.by_importance(
             each
             for each in lacking
-            if now_s >= self._lacks_s[each.needs.uid] + PATIENCE_S
+            if now_s >= self._lacks_s[each.needs.uid] + SCHEDULER_S
             and now_s >= self._again_s.get(each.needs.uid, now_s)
         )[:MAX_WAITING]
         if not due:

@@ -132,7 +132,7 @@ def lacking(pod: PodNeeds, room: NodeRoom) -> tuple[str, ...]:
 
 
 def is_kept_away(pod: PodNeeds, room: NodeRoom) -> bool:
-    """Return True if the pod may not run on the node for a reason other than a lack of resources."""
+    """Return True if something other than a lack of resources prevents the pod from running on the node."""
     return (
         not _is_selected(pod, room)
         or any(not _tolerates(pod, each) for each in room.taints if each.get("effect") in _KEEPS_AWAY)

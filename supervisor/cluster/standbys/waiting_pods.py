@@ -16,7 +16,7 @@ from supervisor.kubernetes.client import KubernetesObject
 SELECTOR = "spec.nodeName=,status.phase=Pending"  # the field selector of these pods
 # How long a pod must wait before a standby yields. The scheduler takes a moment to preempt other pods, or to
 # try again after a change.
-PATIENCE_S = 1.0
+SCHEDULER_S = 1.0
 # How long a waiting pod keeps standbys off the nodes on which it fits. If it is not scheduled there by then,
 # something that `node_fit` does not consider keeps it away.
 HOLD_S = 60.0

@@ -15,7 +15,7 @@ from supervisor.cluster.supervision.status_fields import decided
 from supervisor.controller.records import CheckpointSource
 from supervisor.kubernetes.errors import ApiError
 from supervisor.store.journal import LastEntry
-from supervisor.store.leadership import MAX_EPOCH, Deposed, Lead
+from supervisor.store.run_lead import MAX_EPOCH, Deposed, Lead
 from supervisor.view.model import JobState, Policy, RunAction, View
 
 SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a slow write to end

@@ -10,7 +10,7 @@ from typing import Any
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
 from supervisor.cluster.supervision.resource import SupervisionResource
 from supervisor.kubernetes.errors import ApiError
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import StopRequest
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from supervisor.cluster.supervision.held_state import HeldState
 from supervisor.kubernetes.client import ApiServer, KubernetesObject, PatchType
 from supervisor.kubernetes.errors import AlreadyThere, Conflict, InvalidObject, NotFound
 from supervisor.observability import short_status
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 
 TAKE_OVER_TRIES = 5  # attempts at a conditional write, which fails if another writer is faster
 

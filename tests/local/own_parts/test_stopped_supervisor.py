@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.store import leadership
+from supervisor.store import run_lead
 from tests.local.conftest import Start
 from tests.local.running import Run
 from tests.local.waiting import until
@@ -149,8 +149,8 @@ def taken_over(supervisor: int, path: Path) -> int:
     while True:
         os.kill(supervisor, signal.SIGSTOP)
         try:
-            return leadership.take_over(path).epoch
-        except leadership.Blocked:
+            return run_lead.take_over(path).epoch
+        except run_lead.Blocked:
             os.kill(supervisor, signal.SIGCONT)
 
 
@@ -158,14 +158,14 @@ def test_a_replaced_supervisor_that_continues_has_no_effect(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watchdog kills the supervisor that it replaces; here, the old one survives the takeover."""
-    monkeypatch.setattr(leadership, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_lead, "LOCK_S", 0.0)
     undisturbed = tmp_path / "undisturbed"
     assert start("--nproc-per-node 2", "epochs.py", STEPS, "none", undisturbed, into="a").finish().code == 0
     digest = tmp_path / "digest"
     run = start("--nproc-per-node 2", "epochs.py", STEPS, "none", digest, into="b")
     before = run.steady()
     old, journal = before["supervisor_pid"], run.run_dir / "journal.jsonl"
-    taken = taken_over(old, run.run_dir / leadership.FILE)
+    taken = taken_over(old, run.run_dir / run_lead.FILE)
     known = journal.read_bytes()
     os.kill(before["ranks"][1]["pid"], signal.SIGKILL)  # the old one also learns of it
     os.kill(old, signal.SIGCONT)
@@ -191,7 +191,7 @@ def test_a_supervisor_that_the_watchdog_has_replaced_no_longer_exists(start: Sta
     now = run.wait(lambda status: status["supervisor_pid"] != old, "another supervisor", 60)
     with pytest.raises(ProcessLookupError):
         os.kill(old, signal.SIGCONT)
-    assert int((run.run_dir / leadership.FILE).read_text()) == 2
+    assert int((run.run_dir / run_lead.FILE).read_text()) == 2
     assert now["incidents"] == 0
     assert run.stop().code == 130
 

@@ -17,14 +17,14 @@ from holdfast.protocol.defaults import SNAPSHOT_SLOTS
 from holdfast.snapshot.arena import Arena
 from holdfast.worker import launcher_channel
 
-PATIENCE_S = 5.0
+OVERWRITE_S = 5.0
 
 
 def until_another_copies() -> None:
-    """Wait until another rank of the member overwrites a slot, for at most `PATIENCE_S`."""
+    """Wait until another rank of the member overwrites a slot, for at most `OVERWRITE_S`."""
     assert launcher_channel.current_channel is not None
     arena = Arena(launcher_channel.current_channel.arena_path)
-    give_up_at = time.monotonic() + PATIENCE_S
+    give_up_at = time.monotonic() + OVERWRITE_S
     while len(arena.steps()) == SNAPSHOT_SLOTS and time.monotonic() < give_up_at:
         continue
 

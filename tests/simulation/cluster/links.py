@@ -109,7 +109,7 @@ class Prober:
         urls = order.neighbours if order.do == "run" else ()
         now_s = member.world.now_ns / (1000 * MS)
         late = self._sidecar.is_late
-        if self._probe.is_due(order.generation, urls, now_s, is_late=late, settled=order.settled):
+        if self._probe.take_turn(order.generation, urls, now_s, is_late=late, settled=order.settled):
             found = {url: self._is_there(url) for url in urls}
             self._busy = not all(found.values())
             finish = partial(self._finish, found, order.must_reach, now_s)

@@ -267,7 +267,8 @@ class World:
             self.after(1, partial(self._create, *wanted))
         for name in sorted(self.exists):
             if self.network.order(
-                name, orders.order_for(memory, name, self.policy, None, inspection=bool(self._watch.ranks))
+                name,
+                orders.order_for(memory, name, self.policy, None, inspection_id=int(bool(self._watch.ranks))),
             ):
                 self._point()
 

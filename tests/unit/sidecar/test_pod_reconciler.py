@@ -121,12 +121,12 @@ def test_the_secret_is_in_no_log_line() -> None:
 async def test_a_pod_lists_the_storage_in_its_reports(here: Path) -> None:
     save(here / "checkpoints", 5)
     async with sidecar(here, reports=True) as made:
-        before = made.report().storage
+        before = made.next_report().storage
         assert before is not None
         assert (before.number, before.error) == (0, "it has not been read yet")
         running = asyncio.create_task(made.list_storage())
         await asyncio.wait_for(made.supervisor.dirty.wait(), ANSWER_S)
-        report = codec.decode(MemberReport, codec.encode(made.report()))
+        report = codec.decode(MemberReport, codec.encode(made.next_report()))
         assert report.storage is not None
         assert [each.step for each in report.storage.checkpoints] == [5]
         await event_loop.end([running])
@@ -134,7 +134,7 @@ async def test_a_pod_lists_the_storage_in_its_reports(here: Path) -> None:
 
 async def test_a_supervisor_that_reads_the_storage_itself_gets_no_listing(here: Path) -> None:
     async with sidecar(here) as made:
-        assert made.report().storage is None
+        assert made.next_report().storage is None
         running = asyncio.create_task(made.list_storage())
         await asyncio.sleep(0)
         assert not running.done(), "the end of the service would end the sidecar"
@@ -354,9 +354,9 @@ async def test_a_sidecar_that_may_not_connect_to_its_launcher_reports_both_users
                     await asyncio.wait_for(made.supervisor.dirty.wait(), ANSWER_S)
                     made.supervisor.dirty.clear()
                 made._poll(100.0, 0.0)
-                assert made.report().launcher_unreachable == "", "it may be starting"
+                assert made.next_report().launcher_unreachable == "", "it may be starting"
                 made._poll(100.0 + liveness.LIMIT_S, 0.0)
-                said = made.report().launcher_unreachable
+                said = made.next_report().launcher_unreachable
                 await event_loop.end([connecting])
     assert said.startswith(f"the sidecar cannot connect to {volume / 'launcher.sock'}: Permission denied")
     assert "this process is user 65532" in said

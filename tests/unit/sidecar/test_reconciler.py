@@ -72,7 +72,7 @@ class Place:
         """Return the first report for which `condition` holds."""
         assert callable(condition)
         deadline = asyncio.get_running_loop().time() + LIMIT_S
-        while not condition(report := self.sidecar.report()):
+        while not condition(report := self.sidecar.next_report()):
             assert asyncio.get_running_loop().time() < deadline
             self.sidecar.supervisor.dirty.clear()
             await asyncio.wait_for(self.sidecar.supervisor.dirty.wait(), LIMIT_S)
@@ -129,7 +129,7 @@ UNREADABLE = '{"do": "run", "epoch": 4, "generation": 2, "colour": "red"}'
 async def test_an_order_to_start_that_cannot_be_read_ends_the_supervisors_wait(here: Path) -> None:
     async with at_work(here) as place:
         place.sidecar.report_unreadable(UNREADABLE, "unknown field")
-        told = place.sidecar.report()
+        told = place.sidecar.next_report()
         assert told.prepare_error == "the order to start cannot be read: unknown field"
         assert (told.prepare_generation, told.prepare_occupied) == (2, True), "the state may be good"
         [found] = find_faults(
@@ -137,7 +137,7 @@ async def test_an_order_to_start_that_cannot_be_read_ends_the_supervisors_wait(h
         )
         assert (found.kind, found.member, found.signature) == ("restore", "m0", "restore")
         await place.sidecar.obey(replace(run(3), epoch=4))
-        assert place.sidecar.report().prepare_error == "", "the next order can be read"
+        assert place.sidecar.next_report().prepare_error == "", "the next order can be read"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_other_messages_that_cannot_be_read_cannot_cause_a_restart(here: P
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("idle", 1, epoch=1))
         place.sidecar.report_unreadable(text, "unknown field")
-        assert place.sidecar.report().prepare_error == ""
+        assert place.sidecar.next_report().prepare_error == ""
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ async def test_snapshots_of_steps_that_a_rank_has_made_void_are_forgotten(
     async with at_work(here) as place:
         await place.tells(launcher(rank(0, generation=2), generation=2))
         await place.sidecar.obey(replace(run(2), void=theirs, do="secure"))
-        assert [slot.step for slot in place.sidecar.report().slots] == [5, 3], (
+        assert [slot.step for slot in place.sidecar.next_report().slots] == [5, 3], (
             "it may be the only remaining state"
         )
         await place.sidecar.obey(replace(run(2), void=theirs))
         place.sidecar._pursue()
-        assert tuple(slot.step for slot in place.sidecar.report().slots) == left
+        assert tuple(slot.step for slot in place.sidecar.next_report().slots) == left
 
 
 async def test_a_step_that_a_rank_makes_void_is_reported_once_it_is_seen(here: Path) -> None:
@@ -216,9 +216,9 @@ async def test_a_replaced_supervisor_is_also_refused_by_a_restarted_sidecar(here
         assert place.sidecar.order == newer, "a newer epoch outranks any generation"
         await place.sidecar.obey(replace(run(9), epoch=1))
         assert place.sidecar.order == newer
-        assert "order of epoch 1 refused" in place.sidecar.report().notes[0]
+        assert "order of epoch 1 refused" in place.sidecar.next_report().notes[0]
     async with at_work(here) as place:
-        assert place.sidecar.report().epoch == 2
+        assert place.sidecar.next_report().epoch == 2
         await place.sidecar.obey(replace(MemberOrder("stop", 9), epoch=1))
         await place.sidecar.obey(replace(run(2), epoch=2))
         assert place.sidecar.order == MemberOrder("idle", 0), "generation 2 of epoch 2 was over before"
@@ -231,7 +231,7 @@ async def test_a_sidecar_that_has_lost_its_epoch_file_learns_the_epoch_from_its_
         await place.tells(replace(launcher(rank(0)), epoch=4))
         await place.sidecar.obey(replace(run(9), epoch=3))
         assert place.sidecar.order == MemberOrder("idle", 0)
-        assert place.sidecar.report().epoch == 4
+        assert place.sidecar.next_report().epoch == 4
 
 
 async def test_a_failed_preparation_is_reported_with_its_generation_and_forgotten_with_it(here: Path) -> None:
@@ -245,7 +245,7 @@ async def test_a_failed_preparation_is_reported_with_its_generation_and_forgotte
         assert told.prepare_generation == 2
         assert told.unusable == (HeldSnapshot(1, 5, record.total_bytes),)
         await place.sidecar.obey(run(3))
-        assert place.sidecar.report().prepare_error == ""
+        assert place.sidecar.next_report().prepare_error == ""
         assert (await place.heard()).generation == 3
 
 
@@ -273,12 +273,12 @@ async def test_while_a_rank_is_late_the_launcher_inspects_repeatedly_and_the_res
         sidecar._poll(sidecar.launcher.heard_s, 0.0)
         assert (await place.heard()) == LauncherOrder("look", 1, look=1)
         await place.tells(launcher(rank(0), looks=(seen,), looked=1))
-        told = sidecar.report()
+        told = sidecar.next_report()
         assert (told.looks, told.looked_for, told.look) == ((seen,), 1, 1)
         assert told.stalls[0].stalled_s >= 0.7
         late.clear()
         sidecar._poll(sidecar.launcher.heard_s, 0.0)
-        told = sidecar.report()
+        told = sidecar.next_report()
         assert (told.stalls, told.looks) == ((), ())
 
 
@@ -300,14 +300,14 @@ async def test_a_rank_that_stalls_again_at_another_step_is_reported_again(
             found = [RankStall(0, 1, step, 3, 0, "forward", 0.7, 0.6)]
             monkeypatch.setattr(place.sidecar.observed.pages, "poll", lambda *_, found=found: found)
             place.sidecar._poll(place.sidecar.launcher.heard_s, 0.0)
-            assert [each.step for each in place.sidecar.report().stalls] == [step]
+            assert [each.step for each in place.sidecar.next_report().stalls] == [step]
 
 
 async def test_survivors_are_asked_to_secure_before_the_holdings_are_listed(here: Path) -> None:
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 1))
         assert await place.heard() == LauncherOrder("secure", 1)
-        assert place.sidecar.report().secured_for == 0
+        assert place.sidecar.next_report().secured_for == 0
         snapshot(here, 1, 9)
         private(here, 0, 1, 9)
         await place.tells(launcher(rank(0), secure_asked=1))
@@ -330,7 +330,7 @@ async def test_ranks_with_bad_state_are_asked_to_make_no_step_and_no_copy(here: 
     async with at_work(here) as place:
         await place.sidecar.obey(MemberOrder("secure", 1, copy=False))
         assert await place.heard() == LauncherOrder("secure", 1, copy=False)
-        assert place.sidecar.report().secured_for == 0
+        assert place.sidecar.next_report().secured_for == 0
         await place.tells(launcher(rank(0), secure_asked=1))
         assert (await place.until(lambda report: report.secured_for)).secured_for == 1
 
@@ -351,7 +351,7 @@ async def test_a_sidecar_without_a_known_launcher_claims_nothing(here: Path) -> 
         await place.until(lambda report: report.launcher is None)
         await place.sidecar.obey(MemberOrder("secure", 1, just_in_time=False))
         place.writer = await asyncio.wait_for(place.there.came.get(), LIMIT_S)
-        assert place.sidecar.report().secured_for == 0
+        assert place.sidecar.next_report().secured_for == 0
         place.writer.write(codec.encode(launcher(rank(0))))
         await place.until(lambda report: report.secured_for == 1)
 
@@ -362,23 +362,23 @@ async def test_a_launcher_without_signs_of_life_is_reported_until_it_responds(he
         await place.tells(launcher(rank(0), pid=NOBODY))
         heard_s = sidecar.launcher.heard_s
         sidecar._poll(heard_s + 4.9, 0.0)
-        assert sidecar.report().launcher_silent == ""
+        assert sidecar.next_report().launcher_silent == ""
         sidecar._poll(heard_s + 9.0, 5.0)
-        assert sidecar.report().launcher_silent == "", "the sidecar did not run in that time"
+        assert sidecar.next_report().launcher_silent == "", "the sidecar did not run in that time"
         sidecar._poll(heard_s + 10.5, 0.0)
-        told = sidecar.report()
+        told = sidecar.next_report()
         assert told.launcher_silent == "its launcher has sent no heartbeat for 6 s and is gone"
         assert codec.decode(MemberReport, codec.encode(told)) == told
         await place.tells(launcher(rank(0), pid=NOBODY, port=4001))
         sidecar._poll(sidecar.launcher.heard_s + 1.0, 0.0)
-        assert sidecar.report().launcher_silent == ""
+        assert sidecar.next_report().launcher_silent == ""
 
 
 async def test_a_starved_launcher_is_given_more_time(here: Path) -> None:
     async with at_work(here) as place:
         await place.tells(launcher(rank(0), pid=os.getpid()))  # runnable, as this process is at that moment
         place.sidecar._poll(place.sidecar.launcher.heard_s + 30.0, 0.0)
-        assert place.sidecar.report().launcher_silent == ""
+        assert place.sidecar.next_report().launcher_silent == ""
 
 
 async def test_a_silent_launcher_is_asked_for_nothing_and_not_waited_for(here: Path) -> None:
@@ -387,13 +387,13 @@ async def test_a_silent_launcher_is_asked_for_nothing_and_not_waited_for(here: P
         await place.tells(launcher(rank(0), pid=NOBODY))
         await place.sidecar.obey(MemberOrder("secure", 1))
         assert await place.heard() == LauncherOrder("secure", 1)
-        assert place.sidecar.report().secured_for == 0
+        assert place.sidecar.next_report().secured_for == 0
         place.sidecar._poll(place.sidecar.launcher.heard_s + 6.0, 0.0)
         told = await place.until(lambda report: report.secured_for == 1)
         assert [each.step for each in told.privates] == [9]
         await place.sidecar.obey(MemberOrder("stop", 1))
         place.sidecar._poll(place.sidecar.launcher.heard_s + 1.0, 0.0)
-        assert place.sidecar.report().launcher_silent != "", (
+        assert place.sidecar.next_report().launcher_silent != "", (
             "the launcher does not listen any more at the end"
         )
 
@@ -428,13 +428,13 @@ async def test_a_drill_waits_for_its_ranks_and_the_next_sidecar_does_not_repeat_
     async with at_work(here) as place:
         await place.tells(replace(new, generation=0))
         await place.sidecar.obey(order)
-        assert place.sidecar.report().drilled == 0, "those ranks have not started yet"
+        assert place.sidecar.next_report().drilled == 0, "those ranks have not started yet"
         await place.tells(new)
         await place.until(lambda report: report.drilled == 7)
         while await place.heard() != LauncherOrder("drill", 1, local_rank=0, what="stop"):
             continue
     async with at_work(here) as place:
-        assert place.sidecar.report().drilled == 7
+        assert place.sidecar.next_report().drilled == 7
         await place.sidecar.obey(order)
         await place.sidecar.obey(MemberOrder("stop", 1, grace_s=2.0))
         assert await place.heard() == LauncherOrder("stop", grace_s=2.0)

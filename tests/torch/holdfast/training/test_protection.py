@@ -916,7 +916,7 @@ def test_large_buffers_are_named_once_with_their_size(
 ) -> None:
     script = Script(supervised(memory, replace(SELDOM, snapshot_budget=0.001)), mask_bytes=16 << 20).run(20)
     said = capfd.readouterr().err
-    assert said.count("in each step, because buffers are read") == 1
+    assert said.count("s step, because buffers are read") == 1
     assert "model.mask of 16.8 MB" in said
     assert "persistent=False" in said
     assert script.state.step == 20

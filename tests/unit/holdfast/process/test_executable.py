@@ -34,11 +34,14 @@ def said(path: Path, content: bytes, formats: Path = Path("/nowhere")) -> str:
         (b"print('hi')\n", "is a text file without an interpreter in its first line"),
         ("grüße = 1\n".encode(), "is a text file without an interpreter in its first line"),
         (b"#!\n", "has no interpreter after the `#!`"),
-        (b"#! /no/such/python -u\n", "an interpreter that does not exist, '/no/such/python'"),
-        (b"#!/bin/sh\r\n", "does not exist, '/bin/sh\\r': the line ends as on Windows"),
-        (b"#!/etc/passwd\n", "an interpreter that cannot be executed, '/etc/passwd'"),
-        (b"#!/usr/bin\n", "an interpreter that cannot be executed, '/usr/bin'"),
-        (b"#!/usr/bin/env no-such-program-anywhere\n", "is not on PATH, 'no-such-program-anywhere'"),
+        (b"#! /no/such/python -u\n", "names the interpreter '/no/such/python', which does not exist"),
+        (b"#!/bin/sh\r\n", "'/bin/sh\\r', which does not exist; the line has a Windows line ending"),
+        (b"#!/etc/passwd\n", "names the interpreter '/etc/passwd', which cannot be executed"),
+        (b"#!/usr/bin\n", "names the interpreter '/usr/bin', which cannot be executed"),
+        (
+            b"#!/usr/bin/env no-such-program\n",
+            "names the interpreter 'no-such-program', which is not on PATH",
+        ),
     ],
 )
 def test_a_program_that_can_never_start_is_named_beforehand(content: bytes, why: str, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ async def test_once_connected_again_it_obeys_only_the_new_generation(here: Path,
         late = MemberOrder("run", CUT_OFF, epoch=EPOCH, settled=True, checkpoint_every_s=1.0)
         await cut_off.obey(late)  # for example, from a connection that was half open
         assert (cut_off.order.do, cut_off.order.generation) == ("idle", MOVED)
-        assert "generation 2 refused" in cut_off.report().notes[0]
+        assert "generation 2 refused" in cut_off.next_report().notes[0]
         await cut_off.checkpoint_saver.save(record, (), {}, asked=0)  # a save that began before
         assert "is void" in cut_off.checkpoint_saver.durable.error
         assert checkpoints(tmp_path) == []

@@ -110,9 +110,9 @@ async def test_the_report_of_a_standby_lists_its_copy(there: Path, here: Path) -
     async with holding(there) as holder, sidecar(here) as standby:
         sources = (StateSource(holder.url, -1, 2), StateSource(holder.url, 0, count=2))
         await standby.obey(MemberOrder("idle", 2, sources=sources, secret=TOKEN))
-        assert standby.report().privates == ()
+        assert standby.next_report().privates == ()
         await standby.copier.copy()
-        report = standby.report()
+        report = standby.next_report()
     assert [(each.generation, each.step) for each in report.slots] == [(2, 7)]
     assert {(each.rank, each.step, each.final) for each in report.privates} == {(0, 7, True), (1, 7, True)}
 

@@ -235,8 +235,8 @@ async def test_a_member_reports_how_long_storage_has_sent_nothing(
         await place.sidecar.obey(run(3, Restore(7, 2, "checkpoint", f"{URL}/step-00000007")))
         preparing = asyncio.create_task(place.heard())
         assert await asyncio.to_thread(asked.wait, 20)
-        assert place.sidecar.report().reading_s >= 0.0
+        assert place.sidecar.next_report().reading_s >= 0.0
         server.interfere = lambda _: None
         hang.end.set()
         assert (await preparing).do == "run"
-        assert place.sidecar.report().reading_s == -1.0
+        assert place.sidecar.next_report().reading_s == -1.0

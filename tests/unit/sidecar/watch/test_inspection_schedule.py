@@ -28,11 +28,11 @@ def test_an_inspection_that_a_proof_needs_is_made_at_once_while_gaps_are_short()
     assert schedule.advance(True, 0, 0.0, 1) == 1
     assert schedule.advance(True, 0, 0.1, 77) == 0, "the first is not answered yet"
     assert schedule.advance(True, 1, 0.2, 77) == 2
-    assert schedule.advance(True, 2, 0.4, 77) == 0, "an inspection was already requested for that moment"
+    assert schedule.advance(True, 2, 0.4, 77) == 0, "an inspection of that id was already requested"
     taken, now_s = 2, 0.4
-    for moment in range(100, 200):  # ranks that move between all inspections have a new moment each time
+    for inspection_id in range(100, 200):  # ranks that move between all inspections have a new id each time
         now_s += 0.1
-        taken = schedule.advance(True, taken, now_s, moment) or taken
+        taken = schedule.advance(True, taken, now_s, inspection_id) or taken
     assert taken < 15
 
 
@@ -101,7 +101,7 @@ def test_after_a_time_without_late_ranks_the_gaps_start_over() -> None:
     assert schedule.advance(True, 3, 2.75) == 4
 
 
-def test_without_a_moment_of_the_supervisor_no_proof_is_requested() -> None:
+def test_without_an_id_from_the_supervisor_no_proof_is_requested() -> None:
     schedule = InspectionSchedule()
     assert schedule.advance(True, 0, 0.0) == 1
     assert schedule.advance(True, 1, 0.1, 0) == 0

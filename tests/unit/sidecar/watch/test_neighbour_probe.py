@@ -45,7 +45,7 @@ def poll(
     settled: bool,
 ) -> bool:
     """Poll as the sidecar does. Return whether the neighbours were probed."""
-    due = probe.is_due(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
+    due = probe.take_turn(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
     if due:
         asyncio.run(probe.probe((ONE, OTHER), now_s, must_reach))
     return due

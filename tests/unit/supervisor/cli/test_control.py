@@ -18,7 +18,7 @@ from tests.unit.supervisor.status_samples import status
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(control, "RESTART_S", 0.05)
     monkeypatch.setattr(control, "_POLL_S", 0.01)
     monkeypatch.setattr(api_client, "TIMEOUT_S", 0.5)
 

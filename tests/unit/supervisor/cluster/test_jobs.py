@@ -69,13 +69,13 @@ class Place:
     def _make(self, group: PodGroup) -> SupervisedJob:
         self.groups.append(group)
         context = ClusterContext(
-            self.server,
-            self.events,
-            StorageThread("records"),
-            1,
-            b"secret",
-            lambda: (0.0, 0.0),
-            lambda *_: None,
+            server=self.server,
+            events=self.events,
+            records=StorageThread("records"),
+            epoch=1,
+            secret=b"secret",
+            lag=lambda: (0.0, 0.0),
+            evict=lambda *_: None,
         )
         return SupervisedJob(context, group)
 

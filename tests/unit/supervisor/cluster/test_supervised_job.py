@@ -69,14 +69,14 @@ class Place:
     def begin(self, epoch: int = 1) -> SupervisedJob:
         """Make a leader of this epoch supervise the job."""
         self.context = ClusterContext(
-            self.server,
-            EventRecorder(self.server, "holdfast-supervisor", "s-1"),
-            StorageThread("records"),
-            epoch,
-            b"secret",
-            lambda: (0.0, 0.0),
-            lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
-            lambda _: self.is_cut_off,
+            server=self.server,
+            events=EventRecorder(self.server, "holdfast-supervisor", "s-1"),
+            records=StorageThread("records"),
+            epoch=epoch,
+            secret=b"secret",
+            lag=lambda: (0.0, 0.0),
+            evict=lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
+            is_cut_off=lambda _: self.is_cut_off,
             note_run_fault=lambda node, fault: self.noted.append((node, fault)),
         )
         self.job = SupervisedJob(self.context, self.group())

@@ -21,7 +21,7 @@ from supervisor.cluster import job_summary, job_takeover, jobs, supervised_job
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.controller import reported_storage
 from supervisor.kubernetes import object_cache
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from tests.unit.supervisor.cluster import test_jobs
 from tests.unit.supervisor.cluster.adoption.workloads import Json, reference_to
 from tests.unit.supervisor.cluster.api_server import ServedObjects, accept_the_rest

@@ -45,13 +45,13 @@ class LeaderProcess(Cluster):
                 self.evicted.append(pod.uid)
 
         context = ClusterContext(
-            self.server,
-            self.events,
-            StorageThread("records"),
-            self.epoch,
-            b"secret",
-            lambda: (0.0, 0.0),
-            evict,
+            server=self.server,
+            events=self.events,
+            records=StorageThread("records"),
+            epoch=self.epoch,
+            secret=b"secret",
+            lag=lambda: (0.0, 0.0),
+            evict=evict,
             term_left_s=lambda: 0.0 if self.is_frozen or self.is_cut else 1e6,
             may_order=lambda: not self.is_frozen,
         )

@@ -40,8 +40,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        0,
+        fresh=True,
+        started_ns=0,
     )
     made.publish()
     yield made

@@ -19,7 +19,7 @@ from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
 from supervisor.decision import resume_point
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.store import leadership
+from supervisor.store import run_lead
 from supervisor.store.journal import Journal, last
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import (
@@ -75,8 +75,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        0,
+        fresh=True,
+        started_ns=0,
     )
     yield made
     made.journal.decisions.close()
@@ -95,8 +95,8 @@ def test_an_unreadable_ledger_loses_only_the_ledger(ledger: object, tmp_path: Pa
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        False,
-        5,
+        fresh=False,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert job.memory == replace(before.memory, since_ns=job.memory.since_ns)
@@ -228,6 +228,7 @@ def test_a_members_rack_is_that_of_the_node_that_it_reports(job: Job) -> None:
     job.backend = Backend({"m0": "running", "m1": "running"})
     job.member_server.connection("m0").report = report("m0", None, node="n0")
     assert [each.rack for each in job.view().members] == ["r0", ""]
+    assert [*job.member_server.connections] == ["m0"], "a view creates nothing"
 
 
 def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(job: Job) -> None:
@@ -253,26 +254,32 @@ def test_the_next_run_in_the_directory_knows_what_a_stop_cut_short(tmp_path: Pat
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        5,
+        fresh=True,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert (job.memory.phase, job.memory.missed) == ("forming", (MissedWork(0, 1, 20),))
 
 
 def led(tmp_path: Path) -> Job:
-    lead = leadership.take_over(tmp_path / leadership.FILE)
+    lead = run_lead.take_over(tmp_path / run_lead.FILE)
     records = StatusPublisher(RunDir(tmp_path), lead=lead)
     connections = MemberServer(time.monotonic_ns, lambda: None)
     return Job(
-        Policy(), records, Leaving(stop="graceful"), connections, RunDirectoryRecords(tmp_path, lead), True, 0
+        Policy(),
+        records,
+        Leaving(stop="graceful"),
+        connections,
+        RunDirectoryRecords(tmp_path, lead),
+        fresh=True,
+        started_ns=0,
     )
 
 
 async def test_a_replaced_supervisor_ends_and_none_of_its_actions_has_an_effect(tmp_path: Path) -> None:
     job = led(tmp_path)
-    assert leadership.take_over(tmp_path / leadership.FILE).epoch == 2
-    with pytest.raises(leadership.Deposed):
+    assert run_lead.take_over(tmp_path / run_lead.FILE).epoch == 2
+    with pytest.raises(run_lead.Deposed):
         await job.run()
     assert not hasattr(job.backend, "told"), "the members must not be told of an end"
     job.publish()
@@ -290,9 +297,9 @@ async def test_a_supervisor_whose_epoch_is_below_what_a_member_obeys_takes_a_hig
     job.member_server.connection("m0").report = report("m0", None, epoch=6)
     await job._stay_ahead()
     assert job.lead.epoch == 7, "the file was lost, but there is no other supervisor"
-    other = leadership.take_over(tmp_path / leadership.FILE)
+    other = run_lead.take_over(tmp_path / run_lead.FILE)
     job.member_server.connection("m0").report = report("m0", None, epoch=other.epoch)
-    with pytest.raises(leadership.Deposed):
+    with pytest.raises(run_lead.Deposed):
         await job._stay_ahead()
     job.journal.decisions.close()
 
@@ -311,7 +318,7 @@ async def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_tha
     job.lead.raise_above(8)
     job.journal.decisions.write(now, Policy(), Wait(1), now.memory, None)
     job.journal.decisions.close()
-    (tmp_path / leadership.FILE).unlink()
+    (tmp_path / run_lead.FILE).unlink()
     again = led(tmp_path)
     again.journal.decisions.close()
     assert again.lead.epoch == 10
@@ -339,8 +346,8 @@ async def test_the_journal_records_that_a_state_is_held_before_any_decision(tmp_
         Making({"m0": ""}),
         connections,
         RunDirectoryRecords(tmp_path),
-        True,
-        0,
+        fresh=True,
+        started_ns=0,
     )
     path = tmp_path / "journal.jsonl"
     alone = memory(world_size=1, placement=("m0",), settled=True, since_ns=time.monotonic_ns())
@@ -374,8 +381,8 @@ def test_a_successor_knows_how_far_the_group_got_even_if_all_who_could_report_it
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        False,
-        5,
+        fresh=False,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert (job.memory.reached, job.memory.held) == (147, 128)
@@ -468,7 +475,16 @@ def test_time_in_which_this_process_read_nothing_is_not_counted_as_silence_whene
     connections = MemberServer(lambda: now_ns, lambda: None)
     records = RunDirectoryRecords(tmp_path)
     publisher = StatusPublisher(RunDir(tmp_path))
-    job = Job(Policy(), publisher, Backend(), connections, records, True, 0, paused_s=lambda: paused_s)
+    job = Job(
+        Policy(),
+        publisher,
+        Backend(),
+        connections,
+        records,
+        fresh=True,
+        started_ns=0,
+        paused_s=lambda: paused_s,
+    )
     line = connections.connection("m0")
     paused_s, now_ns = 5.0, 105 * S
     job._observe()

@@ -13,7 +13,7 @@ import pytest
 from supervisor.controller import journal_writer
 from supervisor.controller.journal_writer import DecisionLog, JournalWriter
 from supervisor.store import journal
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import JobState, Policy, RunAction, View, Wait
 from tests.unit.supervisor.job_views import memory, view
 

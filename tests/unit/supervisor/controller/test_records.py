@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.controller.records import JobRecords, RunDirectoryRecords
-from supervisor.store import leadership
-from supervisor.store.leadership import Deposed
+from supervisor.store import run_lead
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import UNREAD, Policy, Wait
 from tests.unit.supervisor.job_views import view
 
@@ -31,9 +31,9 @@ def test_the_next_supervisor_finds_the_newest_decision(tmp_path: Path) -> None:
 
 
 def test_a_replaced_supervisor_cannot_write(tmp_path: Path) -> None:
-    first = RunDirectoryRecords(tmp_path, leadership.take_over(tmp_path / leadership.FILE))
+    first = RunDirectoryRecords(tmp_path, run_lead.take_over(tmp_path / run_lead.FILE))
     log = first.open_log()
-    second = RunDirectoryRecords(tmp_path, leadership.take_over(tmp_path / leadership.FILE))
+    second = RunDirectoryRecords(tmp_path, run_lead.take_over(tmp_path / run_lead.FILE))
     assert second.lead.epoch > first.lead.epoch
     seen = view()
     with pytest.raises(Deposed):

@@ -124,8 +124,8 @@ def test_a_job_that_takes_over_starts_its_waits_at_the_current_time(tmp_path: Pa
         Backend(),
         connections,
         RunDirectoryRecords(tmp_path),
-        False,
-        5,
+        fresh=False,
+        started_ns=5,
     )
     job.journal.decisions.close()
     assert job.memory.since_ns >= began_ns

@@ -98,11 +98,11 @@ def test_a_state_secured_in_a_recovery_is_saved_once_the_group_trains_again() ->
     assert order("m0", settled=True, **given).save == 0
 
 
-def test_ranks_are_looked_at_while_one_is_late() -> None:
-    found = order_for(memory(), "m0", POLICY, None, inspection=True)
+def test_ranks_are_inspected_while_one_is_late() -> None:
+    found = order_for(memory(), "m0", POLICY, None, inspection_id=1)
     assert (found.do, found.generation, found.look) == ("run", 1, 1)
     assert order("m0").look == 0
-    assert order_for(memory(phase="securing"), "m0", POLICY, None, inspection=True).look == 0
+    assert order_for(memory(phase="securing"), "m0", POLICY, None, inspection_id=1).look == 0
 
 
 @pytest.mark.parametrize(

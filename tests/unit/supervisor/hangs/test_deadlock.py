@@ -48,7 +48,7 @@ def twice(first: RankInspection, second: RankInspection, *later: RankInspection,
     kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
-    return after(before, *both(one, other, turn=2, asked=deadlock.inspection_request(before), **kinds))
+    return after(before, *both(one, other, turn=2, asked=deadlock.inspection_id(before), **kinds))
 
 
 def after(before: View, *members: MemberView) -> View:
@@ -91,11 +91,11 @@ def test_being_in_the_same_collective_does_not_prevent_a_deadlock_verdict() -> N
 
 def test_one_inspection_is_not_enough_and_a_second_one_with_its_own_number_is_requested() -> None:
     before = seen(*both(REDUCES, MEETS))
-    assert deadlock.inspection_request(before) == before.now_ns
+    assert deadlock.inspection_id(before) == before.now_ns
     assert not is_certain(before)
     unasked = after(before, *both(REDUCES, MEETS, turn=2, asked=1))
     assert not is_certain(unasked), "it may have been taken before the other rank was seen at rest"
-    assert deadlock.inspection_request(unasked) == before.now_ns
+    assert deadlock.inspection_id(unasked) == before.now_ns
     one = both(REDUCES, MEETS, turn=2, asked=before.now_ns)[0], both(REDUCES, MEETS)[1]
     assert not is_certain(after(before, *one))
 
@@ -106,8 +106,8 @@ def test_an_inspection_that_another_supervisor_requested_proves_nothing() -> Non
 
 def test_only_late_ranks_are_inspected() -> None:
     calm = seen(*both(REDUCES, MEETS, stalled=False))
-    assert deadlock.inspection_request(calm) == 0
-    assert deadlock.inspection_request(seen(*both(PLAIN, MEETS))) == 1
+    assert deadlock.inspection_id(calm) == 0
+    assert deadlock.inspection_id(seen(*both(PLAIN, MEETS))) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_rank_that_has_moved_between_two_inspections_is_inspected_again(moved:
     inspections[moved] = replace(inspections[moved], mark=8)
     view = twice(REDUCES, MEETS, *inspections)
     assert not is_certain(view)
-    asked = deadlock.inspection_request(view)
+    asked = deadlock.inspection_id(view)
     assert asked > 1
     assert is_certain(after(view, *both(inspections[0], inspections[1], turn=3, asked=asked)))
 
@@ -150,7 +150,7 @@ def test_a_rank_that_is_unseen_or_has_left_may_still_arrive() -> None:
     assert not is_certain(twice(REDUCES, MEETS, **three))
     left = there(2, None, stalled=False, ending=Ending(1, 0))
     before = seen(*both(REDUCES, MEETS), left, **three)
-    assert deadlock.inspection_request(before) == 1
+    assert deadlock.inspection_id(before) == 1
 
 
 def test_a_pause_of_a_rank_that_waits_for_the_others_does_not_delay_the_verdict() -> None:
@@ -158,7 +158,7 @@ def test_a_pause_of_a_rank_that_waits_for_the_others_does_not_delay_the_verdict(
     pausing = [there(0, replace(REDUCES, asked=0)), there(1, MEETS, phase="eval", stalled=False)]
     before = seen(*pausing)
     assert judged(before).act_ns is None
-    asked = deadlock.inspection_request(before)
+    asked = deadlock.inspection_id(before)
     again = [
         there(0, replace(REDUCES, asked=asked), turn=2),
         there(1, replace(MEETS, asked=asked), phase="eval", stalled=False, turn=2),
@@ -176,7 +176,7 @@ def test_a_first_step_and_its_waits_have_their_own_limit() -> None:
     short = replace(REDUCES, rests_s=500.0)
     assert is_certain(twice(short, MEETS))
     before = seen(there(0, short, first_step=True), there(1, MEETS))
-    asked = deadlock.inspection_request(before)
+    asked = deadlock.inspection_id(before)
     inspections = replace(short, asked=asked), replace(MEETS, asked=asked)
     assert not is_certain(
         after(before, there(0, inspections[0], turn=2, first_step=True), there(1, inspections[1], turn=2))

@@ -222,6 +222,16 @@ async def test_a_deletion_carries_its_conditions() -> None:
     assert second == {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
+async def test_an_eviction_is_only_of_this_pod() -> None:
+    handle, requests = answering({"kind": "Status"})
+    async with serving(handle) as api:
+        await api.evict("ns", "p", "u")
+    assert [request.path for request in requests] == ["/api/v1/namespaces/ns/pods/p/eviction"]
+    body = json.loads(await requests[0].read())
+    assert body["metadata"] == {"name": "p", "namespace": "ns"}
+    assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}
+
+
 async def test_each_kind_of_patch_has_its_content_type() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:

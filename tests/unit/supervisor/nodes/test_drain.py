@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.nodes.drain import MAX_RETRY_S, OtherPod, evictable, eviction, prune_pod, retry_s
+from supervisor.nodes.drain import MAX_RETRY_S, OtherPod, evictable, prune_pod, retry_s
 
 
 def pod(name: str = "p", phase: str = "Running", namespace: str = "team", **metadata: Any) -> dict[str, Any]:
@@ -45,12 +45,6 @@ def test_other_peoples_pods_are_found() -> None:
         OtherPod("kube-system", "c", "uid-c"),
     ]
     assert "spec" not in prune_pod(pods[0])
-
-
-def test_an_eviction_is_only_of_this_pod() -> None:
-    body = eviction(OtherPod("team", "a", "u"))
-    assert body["metadata"] == {"name": "a", "namespace": "team"}
-    assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}
 
 
 def test_refused_evictions_are_repeated_ever_less_often() -> None:

@@ -99,9 +99,12 @@ def test_the_drivers_word_on_one_finding_backs_the_others_of_that_gpu() -> None:
 def test_a_driver_that_hangs_is_seen_by_two_findings_of_the_node() -> None:
     assert sure(STUCK, HUNG) == ["sensor_stuck", "gpu_process_stuck"]
     assert sure(HUNG, XID) == ["gpu_process_stuck", "xid 79"]
-    disk = replace(XID, entity="disk//", device="", key="disk_read_only")
-    assert sure(disk, XID) == [], "a disk says nothing about a GPU"
     assert sure(replace(HUNG, action="reset_gpu"), replace(XID, action="reset_gpu")) == []
+
+
+def test_a_finding_about_a_disk_does_not_confirm_a_gpu_fault() -> None:
+    disk = replace(XID, entity="disk//", device="", key="disk_read_only")
+    assert sure(disk, XID) == []
 
 
 @pytest.mark.parametrize("pair", [(STUCK, HUNG), (LOST, XID)])

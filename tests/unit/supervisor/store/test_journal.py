@@ -18,7 +18,7 @@ from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.store import journal
 from supervisor.store.journal import Journal
-from supervisor.store.leadership import FILE, Deposed, take_over
+from supervisor.store.run_lead import FILE, Deposed, take_over
 from supervisor.view.model import (
     Checkpoint,
     Completion,

@@ -13,8 +13,8 @@ import pytest
 
 from supervisor.store import journal
 from supervisor.store.journal import Decision, Journal, LastEntry
-from supervisor.store.leadership import FILE, take_over
 from supervisor.store.recorded import recorded
+from supervisor.store.run_lead import FILE, take_over
 from supervisor.view.model import Checkpoint, Dismiss, PastFault, Policy, StorageContents, Wait
 from tests.unit.supervisor.job_views import member, view
 from tests.unit.supervisor.store.test_journal import room_for

@@ -22,7 +22,7 @@ NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_directory, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_directory, "LOCK_S", 0.0)
 
 
 def tree(root: Path) -> dict[str, bytes | str]:
@@ -235,7 +235,7 @@ def test_the_holder_of_an_old_lock_is_named_from_run_json(tmp_path: Path) -> Non
 def test_a_directory_is_free_once_its_process_is_dead_even_if_children_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_directory, "PATIENCE_S", 10.0)  # the child may still be in its exec call
+    monkeypatch.setattr(run_directory, "LOCK_S", 10.0)  # the child may still be in its exec call
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:

@@ -12,7 +12,7 @@ from supervisor.store import run_directory
 def test_one_process_holds_the_lock_until_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_directory, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_directory, "LOCK_S", 0.0)
     path = tmp_path / "lock"
     assert not run_directory.is_held(path)
     first = run_directory.lock(path)

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cluster.adoption.tolerations import Toleration
 from supervisor.cluster.departures.announced import EVICT_AGAIN_S, AnnouncedDepartures
-from supervisor.cluster.departures.node_notices import PATIENCE_S
+from supervisor.cluster.departures.node_notices import KUBELET_RESTART_S
 from supervisor.cluster.pods import PodMember, member_name
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.view.model import Departure
@@ -90,8 +90,8 @@ def test_a_node_that_is_silent_for_a_moment_moves_nothing() -> None:
     found, nodes = AnnouncedDepartures(), tainted(key, "NoExecute")
     default = pod(tolerations=(Toleration(key, "Exists", "", "NoExecute", 300.0),))
     assert found.observe([default], nodes, 100.0) == {}
-    assert found.observe([default], nodes, 100.0 + PATIENCE_S - 1) == {}
-    assert only(found.observe([default], nodes, 100.0 + PATIENCE_S)).ends_ns == 400 * S
+    assert found.observe([default], nodes, 100.0 + KUBELET_RESTART_S - 1) == {}
+    assert only(found.observe([default], nodes, 100.0 + KUBELET_RESTART_S)).ends_ns == 400 * S
 
 
 def test_a_pod_whose_container_does_not_run_is_no_member_that_could_move() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.cluster.adoption.tolerations import Toleration, tolerations_of
 from supervisor.cluster.departures.node_notices import (
-    PATIENCE_S,
+    KUBELET_RESTART_S,
     KnownNotice,
     departure_of,
     kept_node,
@@ -132,7 +132,7 @@ def test_a_taint_with_no_execute_evicts_pods_that_do_not_tolerate_it_for_ever(
         assert (found.why, found.patience_s) == ("node n1 has the taint gpu:NoExecute", 0.0)
 
 
-@pytest.mark.parametrize(("seconds", "patience_s"), [(300.0, PATIENCE_S), (30.0, 15.0), (0.0, 0.0)])
+@pytest.mark.parametrize(("seconds", "patience_s"), [(300.0, KUBELET_RESTART_S), (30.0, 15.0), (0.0, 0.0)])
 def test_a_node_that_falls_silent_has_time_to_report_again(seconds: float, patience_s: float) -> None:
     tolerated = (Toleration("node.kubernetes.io/unreachable", "Exists", "", "NoExecute", seconds),)
     found = departure_of(node(taint("node.kubernetes.io/unreachable", "NoExecute")), tolerated)

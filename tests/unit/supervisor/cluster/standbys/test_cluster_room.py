@@ -21,7 +21,7 @@ from supervisor.cluster.standbys.cluster_room import (
     NoRoom,
 )
 from supervisor.cluster.standbys.node_fit import PodNeeds, read_pod_needs
-from supervisor.cluster.standbys.waiting_pods import HOLD_S, PATIENCE_S
+from supervisor.cluster.standbys.waiting_pods import HOLD_S, SCHEDULER_S
 from tests.unit.supervisor.cluster.api_server import ServedObjects
 from tests.unit.supervisor.cluster.standbys.cluster_objects import Json, WatchedRoom, node, pod, watched_room
 
@@ -81,8 +81,8 @@ FULL = [pod("a", "4", on="n1"), pod("b", "4", on="n2"), pod("c", "2", on="n3")]
 async def test_a_standby_yields_once_a_pod_has_lacked_its_room_for_a_while() -> None:
     async with cluster() as there:
         await there.put(*FULL, there.standby("s", "2", "n3"), pod("w", "2", message=LACKS))
-        assert await there.look(0.0, PATIENCE_S / 2) == []
-        assert await there.look(PATIENCE_S) == [("s", "team/w", "cpu")]
+        assert await there.look(0.0, SCHEDULER_S / 2) == []
+        assert await there.look(SCHEDULER_S) == [("s", "team/w", "cpu")]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_a_standby_yields_once_a_pod_has_lacked_its_room_for_a_while() -> 
 async def test_a_standby_stays_where_the_pod_would_not_run(waiting: Json) -> None:
     async with cluster() as there:
         await there.put(*FULL, there.standby("s", "2", "n3"), waiting)
-        assert await there.look(0.0, PATIENCE_S, PATIENCE_S + AGAIN_S) == []
+        assert await there.look(0.0, SCHEDULER_S, SCHEDULER_S + AGAIN_S) == []
 
 
 async def test_a_standby_does_not_yield_to_a_pod_of_its_own_job() -> None:
@@ -106,7 +106,7 @@ async def test_a_standby_does_not_yield_to_a_pod_of_its_own_job() -> None:
     async with cluster() as there:
         there.own.add("uid-w")
         await there.put(*FULL, there.standby("s", "2", "n3"), pod("w", "2", message=LACKS))
-        assert await there.look(0.0, PATIENCE_S) == []
+        assert await there.look(0.0, SCHEDULER_S) == []
 
 
 async def test_one_standby_goes_for_one_pod() -> None:
@@ -114,30 +114,30 @@ async def test_one_standby_goes_for_one_pod() -> None:
         full = [pod("a", "4", on="n1"), pod("b", "2", on="n2"), pod("c", "2", on="n3")]
         standbys = [there.standby("s", "2", "n2"), there.standby("t", "2", "n3")]
         await there.put(*full, *standbys, pod("w", "2", message=LACKS))
-        times_s = [PATIENCE_S + each for each in range(int(RESERVED_S) + 60)]
+        times_s = [SCHEDULER_S + each for each in range(int(RESERVED_S) + 60)]
         assert len(await there.look(0.0, *times_s)) == 1, "the other one would go in vain as well"
-        assert len(await there.look(PATIENCE_S + IN_VAIN_S)) == 2
+        assert len(await there.look(SCHEDULER_S + IN_VAIN_S)) == 2
 
 
 async def test_one_standby_goes_for_a_pod_that_lacks_something_else_for_a_moment() -> None:
     async with cluster() as there:
         lacks, spread = "1 Insufficient cpu", "1 node(s) didn't match pod topology spread constraints"
         await there.put(*FULL, there.standby("s", "2", "n3"), pod("w", "2", message=lacks))
-        assert len(await there.look(0.0, PATIENCE_S)) == 1
+        assert len(await there.look(0.0, SCHEDULER_S)) == 1
         there.served.remove("pods", "team", "s")
         await there.put(there.standby("t", "2", "n3"), pod("w", "2", message=spread))
-        await there.look(RESERVED_S + PATIENCE_S)
+        await there.look(RESERVED_S + SCHEDULER_S)
         await there.put(pod("w", "2", message=lacks))
         late_s = RESERVED_S + AGAIN_S
-        assert len(await there.look(late_s, late_s + PATIENCE_S)) == 1
-        assert len(await there.look(PATIENCE_S + IN_VAIN_S)) == 2
+        assert len(await there.look(late_s, late_s + SCHEDULER_S)) == 1
+        assert len(await there.look(SCHEDULER_S + IN_VAIN_S)) == 2
 
 
 async def test_no_standby_goes_for_a_pod_that_fits_beside_it_however_often_it_is_considered() -> None:
     async with cluster() as there:
         full = [pod("a", "4", on="n1"), pod("b", "4", on="n2")]
         await there.put(*full, there.standby("s", "2", "n3"), pod("w", "2", message=LACKS))
-        assert await there.look(0.0, PATIENCE_S, *(PATIENCE_S + AGAIN_S * each for each in (1, 2, 3))) == []
+        assert await there.look(0.0, SCHEDULER_S, *(SCHEDULER_S + AGAIN_S * each for each in (1, 2, 3))) == []
 
 
 async def test_the_room_of_one_standby_is_enough_for_two_small_pods() -> None:
@@ -146,7 +146,7 @@ async def test_the_room_of_one_standby_is_enough_for_two_small_pods() -> None:
         standbys = [there.standby("s", "2", "n2"), there.standby("t", "2", "n3")]
         small = [pod(name, "1", message=LACKS) for name in ("v", "w")]
         await there.put(*full, *standbys, *small)
-        assert len(await there.look(0.0, PATIENCE_S, PATIENCE_S + 1, PATIENCE_S + 2)) == 1
+        assert len(await there.look(0.0, SCHEDULER_S, SCHEDULER_S + 1, SCHEDULER_S + 2)) == 1
 
 
 async def test_a_standby_that_has_ranks_by_now_stays() -> None:
@@ -156,7 +156,7 @@ async def test_a_standby_that_has_ranks_by_now_stays() -> None:
         standbys = there.room.idle()
         there.room.idle = lambda: standbys
         there.idle.clear()
-        assert await there.look(PATIENCE_S) == []
+        assert await there.look(SCHEDULER_S) == []
 
 
 class Counted(dict[str, int]):
@@ -174,7 +174,7 @@ async def reads_of_a_look(waiting: int) -> int:
     async with cluster() as there:
         pods = [pod(f"w{number}", "3", message=LACKS) for number in range(waiting)]
         await there.put(*FULL, there.standby("s", "2", "n3"), *pods)
-        await there.look(0.0, PATIENCE_S)
+        await there.look(0.0, SCHEDULER_S)
         read_s, room = there.room._rooms["n3"]
         counted = tuple(replace(each, requests=Counted(each.requests)) for each in room.pods)
         there.room._rooms["n3"] = read_s, replace(room, pods=counted)
@@ -193,9 +193,9 @@ async def test_other_work_of_the_supervisor_goes_between_two_pods_that_wait() ->
     async with cluster() as there:
         pods = [pod(f"w{number:02}", "3", message=LACKS) for number in range(MAX_WAITING)]
         await there.put(*FULL, there.standby("s", "2", "n3"), *pods)
-        await there.look(0.0, PATIENCE_S)
+        await there.look(0.0, SCHEDULER_S)
         there.room._again_s.clear()
-        look = asyncio.ensure_future(there.room.make_way(PATIENCE_S + POLL_S))
+        look = asyncio.ensure_future(there.room.make_way(SCHEDULER_S + POLL_S))
         turns = 0
         while not look.done():
             await asyncio.sleep(0)

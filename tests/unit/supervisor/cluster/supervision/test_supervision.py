@@ -28,7 +28,7 @@ from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError, Conflict, NotFound, ServerUnreachable
 from supervisor.observability import short_status
-from supervisor.store.leadership import Deposed
+from supervisor.store.run_lead import Deposed
 from supervisor.view.model import JobState, Policy, Replace, View
 from tests.unit.supervisor.cluster.api_server import LOST_ANSWER, NEVER, ServedObjects
 from tests.unit.supervisor.job_views import memory

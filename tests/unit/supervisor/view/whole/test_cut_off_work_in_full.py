@@ -141,7 +141,7 @@ FINISHED = Ending(95 * S, 0)
         ),
     ],
 )
-def test_a_restart_cuts_off_exactly_this_work(
+def test_find_returns_the_work_that_the_fault_interrupted(
     first: tuple[RankState, RankProgress],
     second: tuple[RankState, RankProgress],
     expected: tuple[CutOffWork, ...],

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FILE = "epoch"
 MAX_EPOCH = 1 << 62  # higher numbers are invalid: the next one might not fit into a message
-PATIENCE_S = 1.0  # how long to wait for the lock; it is held only to append a line or raise the number
+LOCK_S = 1.0  # how long to wait for the lock; it is held only to append a line or raise the number
 _DIGITS = 20
 _PAUSE_S = 0.005
 
@@ -87,7 +87,7 @@ class Blocked(OSError):
     """Another process holds the lock of the epoch file."""
 
     def __init__(self) -> None:
-        text = f"another supervisor has held the lock of the epoch file for {PATIENCE_S:g} s"
+        text = f"another supervisor has held the lock of the epoch file for {LOCK_S:g} s"
         super().__init__(errno.EAGAIN, text)
 
 
@@ -155,9 +155,9 @@ def _read(descriptor: int) -> int:
 def _lock(descriptor: int, how: int) -> None:
     """Take the lock until the descriptor is closed. Without file locks, the number alone decides.
 
-    Raises `Blocked` if another process holds the lock for `PATIENCE_S`.
+    Raises `Blocked` if another process holds the lock for `LOCK_S`.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)

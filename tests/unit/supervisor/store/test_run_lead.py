@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.store import leadership
-from supervisor.store.leadership import Blocked, Deposed, Lead, take_over
+from supervisor.store import run_lead
+from supervisor.store.run_lead import Blocked, Deposed, Lead, take_over
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / leadership.FILE
+    return tmp_path / run_lead.FILE
 
 
 def test_each_takeover_has_a_higher_epoch_and_its_predecessors_may_do_nothing(path: Path) -> None:
@@ -32,7 +32,7 @@ def test_each_takeover_has_a_higher_epoch_and_its_predecessors_may_do_nothing(pa
 
 
 def test_no_takeover_happens_in_the_middle_of_a_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(run_lead, "LOCK_S", 0.02)
     first = take_over(path)
     with first.acting(), first.acting():  # two threads of one supervisor
         with pytest.raises(Blocked):
@@ -46,7 +46,7 @@ def test_no_takeover_happens_in_the_middle_of_a_write(path: Path, monkeypatch: p
 def test_a_writer_waits_for_a_successor_to_raise_the_epoch(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leadership, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(run_lead, "LOCK_S", 0.02)
     lead = take_over(path)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
