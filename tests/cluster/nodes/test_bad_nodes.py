@@ -119,7 +119,7 @@ def test_a_node_with_an_xid_loses_its_member_and_gets_nothing_new_until_it_is_pr
     assert record["by"] == "holdfast"
     assert any("xid" in each for each in record["quarantine"]["evidence"]), record
     others = [each for each in agents.nodes if each != node]
-    assert [quarantine.taint(each) for each in others] == ["", ""]
+    assert not any(quarantine.taint(each) for each in others)
 
     namespace = namespaces.make("baseline")
     cluster.kubectl("create", "-n", namespace, "-f", "-", text=json.dumps(stranger(node)))
