@@ -44,7 +44,7 @@ class GpuHistory:
     recovery: int = 0  # the driver's recovery action
     request_kept: bool = False  # persistence mode was on when the driver's request for a reset was last read
     required: bool = False  # NVML has answered RESET_REQUIRED since the GPU last worked
-    required_kept: bool = False  # persistence mode was on when NVML first answered so
+    required_kept: bool = False  # persistence mode was on when NVML first gave this answer
     nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
