@@ -6,7 +6,8 @@ policy stays in force, even across restarts, because a copy is kept beside the s
 file that a whole fleet mounts must not stop every agent.
 
 The beginning of a TOML file is often valid by itself, and means something else. New content is therefore
-adopted only if two reads in a row have found it. A file that has become empty is taken to be cut off.
+adopted only if two reads in a row have found it. A file that has become empty is assumed to have been cut
+off.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        """True if NVML may find a GPU that it cannot open now after it is initialised again."""
+        """True if NVML, once initialised again, may find a GPU that it cannot open now."""
         return any(state != OK for state, _ in self.absent.values()) or any(
             each.state in ABSENT and not self._is_unmissed(pci) for pci, each in self.history.gpus.items()
         )
