@@ -135,7 +135,7 @@ class Level(IntEnum):
 
 
 class Action(IntEnum):
-    """The actions, in ascending order of precedence: a verdict names the last action of its worst findings.
+    """The actions, in ascending order of precedence: a verdict names the last of its worst findings' actions.
 
     The supervisor ranks findings by a different order, the cost of the action (`holdfast.node_report`). A
     verdict names `CONTACT_SUPPORT` even if another finding needs a remedy. Stored findings contain the

@@ -129,7 +129,7 @@ class ChaosRun:
             return
         try:
             self._outlast(found, signs, since, restarts)
-            limit_s = max(found.planned.fault.calm_s, JOB_BACKOFF_S)  # for the standby, which may be that pod
+            limit_s = max(found.planned.fault.calm_s, JOB_BACKOFF_S)  # the next pod may be the standby
             self._until_back(self._looked(), limit_s, whole=True)
         except NotBack as error:
             found.outcome, found.detail = "stuck", str(error)
@@ -140,7 +140,7 @@ class ChaosRun:
         self._note_taints()
 
     def _strike(self, found: StruckFault) -> dict[FaultSign, set[str]]:
-        """Cause the fault, and return the jobs in which each sign of it is expected."""
+        """Cause the fault, and return, for each sign of it, the jobs in which it is expected."""
         planned = found.planned
         signs: dict[FaultSign, set[str]] = {}
         try:

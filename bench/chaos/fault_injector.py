@@ -57,7 +57,7 @@ class StruckTarget:
     """What a fault has struck.
 
     Attributes:
-        jobs: The jobs, which must notice it.
+        jobs: The jobs that it struck, which must notice it.
         node: The node, if it struck a whole one.
         counted: The job of each pod that its owner may count as failed.
     """
@@ -111,7 +111,7 @@ class FaultInjector:
         return StruckTarget(frozenset({job} if job else self._jobs))
 
     def end(self, planned: PlannedFault) -> None:
-        """End the fault, and return when what it struck, such as a node, is ready again."""
+        """End the fault, and wait until what it struck, such as a node, is ready again."""
         self._repairs.carry_out(planned.kind)
 
     def hosts_all_supervisors(self, node: str) -> bool:

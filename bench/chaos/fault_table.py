@@ -24,8 +24,8 @@ CUT_NODE, HEAL_NODE = "HOLDFAST_NODE_CUT", "HOLDFAST_NODE_HEAL"
 STOP_API, CONT_API = "HOLDFAST_API_SERVER_STOP", "HOLDFAST_API_SERVER_CONT"
 
 ALL: frozenset[JobKind] = frozenset({"Job", "PyTorchJob", "StatefulSet"})
-# If a Job's pods have the restart policy Never, the Job counts as a failure each container that ends and each
-# pod that is deleted without being evicted. Holdfast cannot prevent that.
+# If a Job's pods have the restart policy Never, the Job counts each container that ends, and each pod that is
+# deleted without being evicted, as a failure. Holdfast cannot prevent that.
 RESTARTED: frozenset[JobKind] = frozenset({"PyTorchJob", "StatefulSet"})
 
 # If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod.

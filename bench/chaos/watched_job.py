@@ -38,7 +38,7 @@ class WatchedJob:
         self._known: set[str] = set()  # the ids of incidents that were reported
 
     def look(self) -> JobCondition | None:
-        """Read the job; None if the API server does not answer or the job is not supervised yet.
+        """Read the job; return None if the API server does not answer or the job is not supervised yet.
 
         The pods of a StatefulSet are restarted after the training ends, so their output is saved at once.
         """
@@ -81,7 +81,7 @@ class WatchedJob:
     # -- the end
 
     def owner_has_succeeded(self) -> bool:
-        """Return True if the owner reports success. For a StatefulSet, which does not, the run must have."""
+        """Return True if the owner reports success; a StatefulSet does not, so its run must report it."""
         if self.job.kind == "StatefulSet":
             return self.condition is not None and self.condition.exit_code == 0
         wanted = "Complete" if self.job.kind == "Job" else "Succeeded"

@@ -110,7 +110,7 @@ def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | N
 
 
 def redone(ticks: Iterable[Tick], before: int, restarted: Regained) -> int:
-    """Return how many steps of generation `before`, finished by at least one rank, the group repeated."""
+    """Return how many steps that any rank of generation `before` had finished were repeated by the group."""
     last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
     return max(0, last + 1 - restarted.step)
 

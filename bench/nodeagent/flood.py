@@ -1,9 +1,9 @@
 """Test whether the node agent finds the important lines in a flood of kernel lines from the real /dev/kmsg.
 
 A `holdfast node serve --test` reads /dev/kmsg while the bench writes --lines lines to it. 20 of them are
-Xids, each of a different GPU. The bench shows how many of the 20 became findings, how soon after the last
-line, and how many lines the kernel overwrote before the agent read them. Those lines are lost, and the agent
-must report the loss.
+Xids, each of a different GPU. The bench shows how many of the 20 became findings, how long this took after
+the last line, and how many lines the kernel overwrote before the agent read them. Those lines are lost, and
+the agent must report the loss.
 
 The bench needs root. While it runs, it lifts the kernel's rate limit for writers of /dev/kmsg
 (kernel.printk_devkmsg).

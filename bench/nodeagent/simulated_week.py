@@ -26,7 +26,7 @@ ENTITIES = {
     "device": [f"device/0000:{n:02x}:00.0" for n in range(4)],
     "net": ["net/eth0"],
 }
-# From the end of the first day to the end of the last day. Smaller growth may be due to the allocator.
+# Growth from the end of the first day to the end of the last day; less may be due to the allocator.
 GROWTH_MB = 2.0
 
 

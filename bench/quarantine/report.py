@@ -12,7 +12,7 @@ from bench.text import Verdict, at_most, number, percentile
 
 REACTION_S = REPORT_S + 4 * TICK_S  # time for the next report, the next tick and two refused patches
 BREAKER = "the breaker was full"
-HOLDS = {  # words in the `why` of a hold, and the table row that counts such holds
+HOLDS = {  # words in the `why` of a hold, and the table row that counts these holds
     "a storm": "a storm",
     "is suspect": "its agent's version was suspect",
     "an operator must investigate": "too many at once for the breaker",

@@ -146,7 +146,7 @@ class Pool:
             assert shown.quarantine is not None, action
 
     def _check(self, seen: PoolView, done: Sequence[QuarantineAction], held: Sequence[Hold]) -> None:
-        """Check the holds, and that no more nodes are out than allowed if a taint took one out."""
+        """Check the holds, and, if a taint took a node out, that no more nodes are out than allowed."""
         out = sum(1 for at in self._odd if is_out(self.nodes[at].standing))
         was_out = sum(1 for at in self._odd if is_out(seen.nodes[at]))
         by_us = out > was_out and any(isinstance(each, Taint) for each in done)

@@ -1,7 +1,7 @@
 """A simulated year of pools of 1 to 20 nodes, where rare conditions last for weeks.
 
 In each pool, someone else cordons one node for three weeks. Another node still has an old version of the
-agent when a fault occurs that two sources report. In larger pools, three nodes flap for a week, and during
+agent when it has a fault that two sources report. In larger pools, three nodes flap for a week, and during
 that week another node in their rack has a fault of this kind. Faults are far more frequent than in reality.
 After an alert, operators repair nodes that Holdfast may not take out, such as the only node of a pool.
 """
@@ -90,7 +90,7 @@ def judge(pools: Sequence[Pool]) -> list[Verdict]:
 
 
 def _known_after_s(case: Case) -> float:
-    """Return the time from the first report until the fault was over, its node out or an operator alerted."""
+    """Return the time from the first report to the fault's end, its node's removal, or an alert."""
     known = [each for each in (case.out_s, case.alerted_s, case.ended_s) if each is not None]
     return min(known, default=float("inf")) - case.reported_s
 

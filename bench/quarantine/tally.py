@@ -25,7 +25,7 @@ class Case:
     held: str = ""  # why the node was not taken out when the fault was confirmed
     last_hold: str = ""  # the reason for the newest hold, which is in force until the next decision
     alerted_s: float | None = None  # when an operator was alerted, because the node was not taken out
-    ended_s: float | None = None  # when the agent reported that the fault was over
+    ended_s: float | None = None  # when the agent reported that the fault had ended
 
 
 @dataclass(slots=True)

@@ -131,7 +131,7 @@ def progress(
 WIDTH, HEIGHT = 880, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 74, 52
 NOTE_WIDTH = 210  # the maximum width of the text beside a recovery
-EVERY = 10  # of a generation, every tenth point and the last point are drawn
+EVERY = 10  # every tenth point and the last point of each generation are drawn
 COLOURS = {"holdfast": "#1a7f37", "torchrun": "#cf222e"}
 FONT = "font-family=\"-apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 

@@ -69,8 +69,8 @@ def main(argv: Sequence[str]) -> int:
 def _check_room(options: argparse.Namespace, chosen: Sequence[Mode]) -> None:
     """Raise `Failed` unless a state per rank and two snapshots per holdfast member fit into memory.
 
-    A standby reserves memory for one snapshot, and after the kill of a member, its memory is freed only while
-    another member is being prepared.
+    A standby reserves memory for one snapshot. When a member has been killed, the memory of that member is
+    freed only while another member is being prepared.
     """
     members = options.members if any(mode.name.startswith("holdfast") for mode in chosen) else 0
     shared = 2 * members + (3 if members and options.kill == "member" else 0)

@@ -63,7 +63,7 @@ class JobProgress:
         self.generation, self.begun_ns, self.failed_step = order.generation, now_ns, -1
 
     def first_step_ns(self, now_ns: int) -> int:
-        """Return when the first step of this generation ended; 0 if it has not ended yet."""
+        """Return the time when the first step of this generation ended; 0 if it has not ended yet."""
         return self.begun_ns + int((START_S + STEP_S) * S) if self.step(now_ns) > self.base else 0
 
     def slots(self, now_ns: int) -> tuple[HeldSnapshot, ...]:
@@ -259,7 +259,7 @@ class ReportText:
         self._sent_step = -1
 
     def at(self, now_ns: int, updates: bool = False) -> str:
-        """Return the next text. `updates`: the supervisor can read updates."""
+        """Return the next text. `updates` is True if the supervisor can read updates."""
         member, job = self._member, self._member.job
         step = job.step(now_ns)
         state = (member.state, member.secured_for, member.epoch, id(member.order))

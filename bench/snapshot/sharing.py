@@ -1,9 +1,9 @@
 """Measure how long several members take to write a checkpoint together, each at the same limited rate.
 
 On a cluster, the network of a node limits how fast a member writes to storage. Here, all members write to one
-directory of this machine, and each of them pauses to stay at its rate. The members are parts of one
-process, with separate servers, connections and threads, and all hold the same snapshot in memory. With one
-member, the checkpoint is written as a single member writes it, at the same rate. Checkpoints of different
+directory of this machine, and each of them pauses to stay at its rate. The members are parts of one process,
+with separate servers, connections and threads, and all hold the same snapshot in memory. With one member, the
+checkpoint is written at the same rate, in the way in which a member writes alone. Checkpoints of different
 numbers of members are interleaved.
 
 The measured time ends when the checkpoint is durable. Members share the cores and the disk of this machine,
@@ -57,7 +57,7 @@ from sidecar.state.piece_writer import PieceWriter
 
 TARGETS = {2: 1.7, 4: 3.0}  # how many times as fast as one member
 SILENT = "4, of which 3 do not help"
-LIMIT_S = 2.0  # how much members that do not help may add to the time of one member
+LIMIT_S = 2.0  # how much time members that do not help may add to that of one member
 BURST_S = 0.2  # the most unused time that a member may catch up on, as its own writes also take time
 ORDER = OrderVersion(1, 1)
 

@@ -48,7 +48,7 @@ SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk ta
 LAST_SAVE_S = 0.5  # limit for the last save; the agent exits within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
 LOST_EVERY_S = (
-    60.0  # how often the loss of the state is reported while its disk hangs: much less than it is held
+    60.0  # how often the loss of the state is reported while its disk hangs: well within its hold time
 )
 XIDS, MEMORY, OWN_LOSSES = "sensor/xids", "sensor/memory", "sensor/agent"
 NO_SENSORS = (XIDS, MEMORY, OWN_LOSSES)  # what the agent reports about itself
@@ -115,7 +115,7 @@ class Agent:
     note: Callable[[Note], None] = lambda _: None  # writes to the log
     claim: Claim | None = None  # the folder's claim; None: not possible yet, or nothing is saved
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
-    more_problems: Callable[[], tuple[str, ...]] = tuple  # of the program that runs the agent, now
+    more_problems: Callable[[], tuple[str, ...]] = tuple  # current ones of the program itself
     lost: str = ""  # why the agent starts without a saved state that it should have; "" if it has it
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
@@ -166,8 +166,8 @@ class Agent:
         self.state.clean_time = self.state.clean_time.resumed(
             self.state.last_s, self.clock.now_s(), self.released_until_s()
         )
-        # What is known from before is served until the sensors have been tried: an agent that restarts must
-        # not say for a moment that a bad GPU is healthy, or that its history is empty.
+        # Until the sensors have been tried, the agent serves what it knows from before the restart: it must
+        # not report a bad GPU as healthy, or its history as empty, even for a moment.
         now_s = self.clock.now_s()
         self.published = Published(
             now_s,
@@ -187,7 +187,7 @@ class Agent:
             self.evaluator = Evaluator(self.policy)
             why = f"the saved evidence is not used: {error}"
             self.state.id = saved_state.new_id()
-            self.lost = why if self.folder is not None else ""  # a process that only reads reports problems
+            self.lost = why if self.folder is not None else ""  # a reader reports this as a problem
             return (why,)
         if before is not None and before.boot_id != self.clock.anchor.boot_id:
             booted_s = self.clock.anchor.offset_s  # CLOCK_BOOTTIME 0
@@ -198,7 +198,7 @@ class Agent:
         return ()
 
     def _report_loss(self, now_s: float) -> None:
-        """Report that the state is lost: once, or again and again while its disk hangs, as nothing is saved.
+        """Report that the state is lost: once, or repeatedly while its disk hangs, because nothing is saved.
 
         The report is part of the new state, so it outlives a restart.
         """
@@ -296,7 +296,7 @@ class Agent:
         return self.published
 
     def _take_release(self, now_s: float) -> bool:
-        """Return whether the GPUs were released since the last cycle, and alert the sensors to a change."""
+        """Return whether the GPUs were released since the last cycle, and wake the sensors after a change."""
         released, before = now_s < self.released_until_s(), self._was_released
         if released != before:
             self._was_released = released
@@ -305,7 +305,7 @@ class Agent:
         return released or before
 
     def _blind(self) -> list[str]:
-        """Return the sensors that cannot measure now, for any reason, and the needed ones that it lacks."""
+        """Return the sensors that cannot measure now, for any reason, and needed ones that are missing."""
         names = [each.sensor.name for each in self.watched]
         blind = [each.sensor.name for each in self.watched if not each.status().sees]
         return [*blind, *self.state.clean_time.missing(names)]
@@ -420,7 +420,8 @@ class Agent:
                 found += each.changes
                 each.changes.clear()
         waiting = [each for each in self._unreported if each.number > finished]
-        # The oldest save shows how long the disk has not answered, even if its changes are reported.
+        # Keep the oldest save even if its changes have been reported: it shows how long the disk has not
+        # answered.
         self._unreported = [each for n, each in enumerate(waiting) if n == 0 or each.changes]
         if found:
             last = found[-1]["seq"]

@@ -1,12 +1,12 @@
 """Lets one agent at a time own a state folder, even if its predecessor cannot be ended.
 
 The owner holds a lock on the file `lock`. A process with a thread in an uninterruptible call keeps its lock
-after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. So a successor that
-finds the lock held asks the owner for an answer. If it gets none, it takes over by creating `lock.1`, the
-lock of the next generation. Each generation has its own files (`saved_state`), so a former owner that is
-still writing does not damage them. An owner that finds a later generation's lock stops. When all former
-owners have ended, the next agent returns to the first generation. An owner removes the temporary files of
-former owners.
+after SIGKILL, for as long as the call lasts: with a hung driver, until the next reboot. A successor that
+finds the lock held therefore asks the owner for an answer. If it gets none, it takes over by creating
+`lock.1`, the lock of the next generation. Each generation has its own files (`saved_state`), so a former
+owner that is still writing does not damage them. An owner that finds a later generation's lock stops. When
+all former owners have ended, the next agent returns to the first generation. An owner removes the temporary
+files of former owners.
 
 To ask, the successor sets the modification time of the lock file to 1970; to answer, the owner sets any other
 time. This works on a full disk, and between containers that cannot see each other's processes.

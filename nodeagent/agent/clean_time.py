@@ -84,7 +84,7 @@ class CleanTime:
         return self._paused(for_s if clean else 0.0, for_s if quiet else 0.0)
 
     def _needed(self, at: int, found: Sequence[HealthFinding], last_s: float | None) -> Names:
-        """Return the sensors of the newest findings: all that reported any since a time without findings."""
+        """Return the sensors of the newest findings: all that reported any since there last were none."""
         if not found:
             return self.needs[at]
         sources = frozenset(source for each in found for source in each.sources)
@@ -95,7 +95,7 @@ class CleanTime:
         """Return the times saved at `last_s`, except for times that a gap has invalidated.
 
         A short gap, or a gap explained by a release of the GPUs, invalidates nothing. The time from the save
-        to the first cycle does not count, and neither does the time until the needed sensors have looked.
+        to the first cycle does not count, and neither does the time until the needed sensors have been read.
         """
         explained_s = max(last_s, min(released_until_s, now_s))
         if not (last_s <= now_s and now_s - explained_s <= GAP_S):

@@ -65,7 +65,7 @@ def _insert(waiting: list[Observation], new: Observation) -> None:
     if oldest_exact == MAX_EXACT + 1:  # the older events are thinned for the first time
         for n in range(oldest_exact, 0, -1):
             _thin(waiting, n, GAP_S)
-    elif oldest_exact > MAX_EXACT:  # they have been thinned, except around the new event and the last of them
+    elif oldest_exact > MAX_EXACT:  # already thinned, except around the new event and the last old one
         for n in sorted(
             {min(each, oldest_exact) for each in (at - 1, at, at + 1, oldest_exact)}, reverse=True
         ):
@@ -128,7 +128,7 @@ class Inbox:
             self._drop_oldest(next(found for level, found in sorted(self._events.items()) if found))
 
     def _drop_oldest(self, line: _Line) -> None:
-        """Drop the oldest of the events, or the sample, that came first."""
+        """Drop the oldest event of the line that was queued first, or its only sample."""
         key, waiting = next(iter(line.items()))
         del waiting[0]
         if not waiting:

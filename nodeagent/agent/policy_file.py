@@ -6,7 +6,8 @@ policy stays in force, even across restarts, because a copy is kept beside the s
 file that a whole fleet mounts must not stop every agent.
 
 The beginning of a TOML file is often valid by itself, and means something else. New content is therefore
-adopted only if two reads in a row have found it. A file that has become empty is taken to be cut off.
+adopted only if two reads in a row have found it. A file that has become empty is assumed to have been cut
+off.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nodeagent.sensing.sensor import WAIT_S
 
 KEPT = "policy.last-good.toml"  # beside the saved state
 MAX_NAMED = 3  # mistakes named in the report; `holdfast node explain` lists all
-MAX_UNSETTLED = 4  # reads in a row that found another content, before that is a problem
+MAX_UNSETTLED = 4  # how many reads in a row may each find new content before this is a problem
 START_PAUSE_S = 0.25  # between the first two reads; the later ones are `WAIT_S` apart
 _UNREAD = object()
 
@@ -66,7 +67,7 @@ class PolicyFile:
         self._required = required
         self._kept = None if folder is None else folder / KEPT
         self._asked = False
-        self._tried: object = _UNREAD  # the last content that was tried, good or bad; None: no file
+        self._tried: object = _UNREAD  # the content that was last tried, good or bad; None: no file
         self._good: str | None = None  # the last good content; None: no file, or unknown
         self._seen: object = None  # the content and the stamp that the last read found
         self._unsettled = 0  # reads in a row that have found another content
@@ -90,7 +91,7 @@ class PolicyFile:
     def close(self) -> None: ...
 
     def read(self) -> tuple[Observation, ...]:
-        """Read the file, and adopt a new content that two reads in a row have found.
+        """Read the file, and adopt new content that two reads in a row have found.
 
         Returns no observations.
         """
@@ -103,7 +104,7 @@ class PolicyFile:
             self._unsettled = 0
             if asked or text != self._tried:
                 self._accept(text)
-            elif before.problem and not before.rejected:  # its copy could not be written
+            elif before.problem and not before.rejected:  # the copy of the file could not be written
                 self.current = replace(before, problem=self._keep(text))
         except BadPolicy as error:
             self.current = replace(before, problem=f"{self._instead}: {_brief(error)}", rejected=True)

@@ -70,7 +70,8 @@ class SavedState:
     clean_time: CleanTime = field(default_factory=CleanTime)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evidence that the evaluator stores
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
-    # The same for as long as nothing is lost; evidence that ends under one id was not just forgotten.
+    # The id stays the same as long as nothing is lost, so evidence that ends under the same id has not just
+    # been forgotten.
     id: str = field(default_factory=new_id, compare=False)
 
     def add(self, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,8 +144,8 @@ def return_to_first_generation(folder: Path) -> None:
     May be called again after an interruption. No other process may be writing to the folder.
     """
     later = [each for each in _generations(folder) if each]
-    # `load` uses the greatest generation. So the ones between are removed while the newest still has its own
-    # name, because they would be greater than the first.
+    # `load` uses the greatest generation, and those in between are greater than the first. They are therefore
+    # removed while the newest generation still has its own name.
     for each in (each for generation in later[1:] for each in names(generation)):
         (folder / each).unlink(missing_ok=True)
     if later:
@@ -171,10 +172,10 @@ def _generations(folder: Path) -> list[int]:
 def load(folder: Path, *, set_aside: bool = False) -> tuple[SavedState, tuple[str, ...]]:
     """Return the newest saved state, and one line for each file that could not be used.
 
-    If there is such a line, the state has a new id, because a part of it, or all of it, is lost. Files that
-    an earlier agent set aside count if no other is there, because that agent has not saved its state. A file
-    that is out of date, because a later save failed (`unsaved`), is used, with a line. If there is no file at
-    all, nothing is lost.
+    If there is such a line, the state has a new id, because a part of it, or all of it, is lost. If there are
+    only files that an earlier agent has set aside, one line lists them, because that agent has not saved its
+    state. A file that is out of date because a later save failed (`unsaved`) is used, but causes a line. If
+    there is no file at all, nothing is lost.
 
     Args:
         folder: The folder of the files.

@@ -192,7 +192,7 @@ def stuck_calls(
     """Yield the duration of each sensor's current call while it is overdue, and 0 when it has returned.
 
     If the sensor marks the driver calls that it makes, the duration of the newest driver call is used,
-    because a sweep of many slow calls does not hang.
+    because a sweep of many slow calls is not a hang.
 
     `reported` holds the names of the sensors reported earlier, and is updated.
     """

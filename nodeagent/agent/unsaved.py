@@ -4,8 +4,8 @@ On a full disk, nothing new can be written. A small file is therefore created wh
 overwritten in place when a save fails, which needs no new block on most file systems (not on btrfs and ZFS).
 The mark is the first line of the saved file that is out of date. The next successful save replaces that file,
 which makes the mark void, so no order of writes and no kill leaves a wrong mark. Each generation of owners
-(`claim`) has its own file. A successor that finds the disk full cannot create one, so it uses that of the
-newest generation that has one.
+(`claim`) has its own file. A successor that finds the disk full cannot create its own, so it uses the file of
+the newest generation that has one.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def _entity_with_baseline(baseline: str, name: str, folder: Path) -> str:
 
 
 def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "") -> str:
-    """Return the entity that the user has named. Raises BadInput if it is not known, with what is."""
+    """Return the entity that the user has named. Raises BadInput, with the known ones, if it is unknown."""
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
     if entity not in known:
         near = difflib.get_close_matches(entity, known, 1)
@@ -375,7 +375,7 @@ def _remembered(folder: Path) -> tuple[saved_state.SavedState, tuple[str, ...]]:
 
 
 def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) -> AgentParts:
-    """Return the parts of an agent that only reads the state, with a problem if that is another user's."""
+    """Return the parts of an agent that only reads the state, and note if that is another user's."""
     parts = assembly.assemble(options, keeps=False, quick_s=quick_s)
     try:
         foreign = DiskCall(lambda: _foreign_memory(options)).result(ASK_S)
@@ -399,7 +399,7 @@ def _foreign_memory(options: argparse.Namespace) -> str | None:
     except FileNotFoundError:
         return None
     except OSError:
-        pass  # it exists, and belongs to another user
+        pass  # the folder exists, and belongs to another user
     return (
         f"{mine} is empty, so this does not include what the agent saved in {ROOT_STATE}; run this as the "
         f"agent's user, or with --state-dir {ROOT_STATE}"
@@ -426,8 +426,8 @@ def _print_when_ready(agent: Agent, parts: AgentParts, as_json: bool) -> None:
 def _handle_signals(agent: Agent) -> None:
     def end(_signum: int, _frame: FrameType | None) -> None:
         agent.stop()
-        # A hung disk also blocks the last save. In that case, exit without it, and the file keeps its old
-        # content.
+        # A hung disk also blocks the last save. In that case, the process exits without saving, and the file
+        # keeps its old content.
         timer = threading.Timer(HARD_STOP_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

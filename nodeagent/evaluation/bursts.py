@@ -4,11 +4,11 @@ Events within three minutes of each other form one burst, no matter which sensor
 write hundreds of lines, two sensors may report each line, and some lines are read again after a restart.
 Bursts are unions of intervals, so order and repetition make no difference, and memory use is bounded.
 
-A burst does not say when its events occurred between its first and its last one. Where that matters (which
-event a verdict is about, which report is a double of another, which mark came first), the moments tell: the
-same events, but merged only within a second of each other. There are as many of them as of bursts. Beyond
-that, those closest to each other become one: a storm then merges its own lines, and not what happened before
-it, such as a boot days ago.
+A burst does not show when the events between its first and its last one occurred. Where that matters (which
+event a verdict is about, which report duplicates another, which mark came first), the moments show it: they
+are the same events, but merged only within a second of each other. Their number has the same limit as that of
+bursts. Beyond it, the moments closest to each other are merged, so a storm merges its own lines, and not what
+happened before it, such as a boot days ago.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOMENT_S = 1.0  # a driver writes the lines of one fault within milliseconds of 
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = MOST_BURSTS
-MAX_BOOTS = 1024  # with signs between all of them; a node in a boot loop boots a few hundred times a day
+MAX_BOOTS = 1024  # kept with signs between them; a node in a boot loop boots a few hundred times a day
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
@@ -45,7 +45,7 @@ class EventBursts:
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
-    exact: bool = False  # the moments have no limit here: of very many boots, `thinned_boots` decides
+    exact: bool = False  # no limit on the moments here, because `thinned_boots` limits the boots
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -120,7 +120,7 @@ class EventBursts:
         )
 
     def spans_apart(self, cuts: Sequence[float]) -> list[Burst]:
-        """Return the bursts, but none from before one of `cuts` (ascending) until after it, if possible.
+        """Return the bursts, split at each of `cuts` (ascending) if possible.
 
         The moments of a long storm cannot be told apart.
         """
@@ -184,7 +184,7 @@ def union_bursts(all_spans: Iterable[Sequence[Burst]], gap_s: float = GAP_S) -> 
 def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     """Return the moments of more than one series, merged as if they were a single series.
 
-    Beyond `MAX_BURSTS`, only the longest intervals between them stay; of equal ones, the oldest.
+    Beyond `MAX_BURSTS`, only the longest intervals between them remain; among equals, the oldest.
     """
     merged = merged_bursts(all_spans, MOMENT_S)
     if len(merged) <= MAX_BURSTS:
@@ -198,11 +198,12 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
 
 
 def thinned_boots(boots: Sequence[Burst], signs_s: Sequence[float]) -> list[Burst]:
-    """Return the boots, in order; of more than `MAX_BURSTS`, merge adjacent ones without a sign between them.
+    """Return the boots, in order; beyond `MAX_BURSTS`, merge adjacent ones without a sign between them.
 
-    Such a boot separates no faults, and ends none that the next one does not end. The merged boot has the
-    time of the later one, so what a boot ends never ends earlier, and all the time that the node was off. The
-    oldest are merged first. Beyond `MAX_BOOTS`, they are merged even if there is a sign between them.
+    A boot without a sign between it and the next one separates no faults, and ends none that the next one
+    does not end. The merged boot has the time of the later one, so nothing ends earlier than it would have,
+    and includes all the time that the node was off. The oldest boots are merged first. Beyond `MAX_BOOTS`,
+    they are merged even if there is a sign between them.
 
     Args:
         boots: From the last time that the agent ran before each boot until that boot, in order.
@@ -276,13 +277,13 @@ def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
 
 
 def window_start_s(since_s: float, until_s: float, off: Sequence[Burst]) -> float:
-    """Return when a window starts that would start at `since_s` if the node had run until `until_s`.
+    """Return the start of a window that would start at `since_s` if the node were never off.
 
-    The time while the node was off does not count: only a wall clock, which may have been wrong, shows how
-    long that was.
+    The window ends at `until_s`. The time while the node was off does not count, because only a wall clock,
+    which may have been wrong, shows how long it was.
 
     Args:
-        off: When the node was off, oldest first.
+        off: The periods when the node was off, oldest first.
     """
     for last_s, boot_s in reversed(off):
         if last_s < until_s and boot_s > since_s:
@@ -323,9 +324,10 @@ def _known_parts(bursts: EventBursts) -> Iterator[Burst]:
 
 
 def _without(part: Burst, taken: Sequence[Burst]) -> Iterator[Burst]:
-    """Yield what is left of a moment without the spans in `taken`, if it must contain an event.
+    """Yield what is left of a moment without the spans in `taken`, if an event must be in it.
 
-    It must if an event is known at its end, or if it is longer than the time between two events of a burst.
+    This is so if an event is known at its end, or if it is longer than the time between two events of a
+    burst.
     """
     first, end = part
     is_known = True  # an event is known at `first`

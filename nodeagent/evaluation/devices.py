@@ -123,7 +123,7 @@ class DeviceSlots:
         return (*dict.fromkeys((device, device.partition(_SHARED)[0])), entity) if device else (entity,)
 
     def owners(self, entity: str) -> tuple[str, ...]:
-        """Return the slots whose GPUs this slot's evidence may be about: itself, and where its GPUs moved."""
+        """Return the slots that this slot's evidence may be about: itself, and where its GPUs have moved."""
         went = {
             self._of_device[each.device].entity
             for each in self._placements
@@ -184,7 +184,7 @@ class DeviceSlots:
         return earlier[-1] if earlier else None
 
     def _left_s(self, placement: _Placement, latest_s: float) -> float:
-        """Return when a GPU was first seen elsewhere, or `latest_s` if that is earlier."""
+        """Return the time when a GPU was first seen elsewhere, or `latest_s` if that is earlier."""
         at = self._placements.index(placement)
         later = (each.from_s for each in self._placements[at + 1 :] if each.device == placement.device)
         return min([latest_s, *later])
@@ -211,7 +211,7 @@ def _own_name(device: str, entity: str) -> str:
 
 
 def _exchanged_s(old: _Placement, first_seen_s: float, boots: Sequence[float]) -> float:
-    """Return when a GPU was replaced by the next: at the last boot between their sightings, if any."""
+    """Return the time of a GPU's replacement by the next: the last boot between their sightings, if any."""
     between = [at_s for at_s in boots if old.seen_s < at_s <= first_seen_s]
     return max(between, default=first_seen_s)
 

@@ -170,7 +170,7 @@ class Evaluator:
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all current findings, worst first; the same tuple until evidence or time changes them."""
         if now_s < self._asked_s:
-            self._judge.revise()  # at the earlier time, findings may be active that have cleared since
+            self._judge.revise()  # findings that have cleared since may be active at the earlier time
         if self._findings is None or not self._asked_s <= now_s < self.until_s:
             found = list(self._judge.current(now_s))
             found.sort(key=lambda f: (-f.level, -f.action, f.entity, f.check, f.code or 0))

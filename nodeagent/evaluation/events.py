@@ -3,8 +3,9 @@
 Each burst is evaluated when it occurs. A finding starts with the first burst after the previous finding
 ended, and its newest burst decides how it ends. An earlier judgement that is more severe than the newest one
 stays in force until its own remedy, because a repetition never makes a fault milder. A burst of another
-variant that is at least as severe is such a repetition, too: another link that fails in the quiet time after
-a remedy shows that the remedy did not help. A milder one, such as an error that can be ignored, is not.
+variant that is at least as severe is also a repetition: another link that fails in the quiet time after a
+remedy shows that the remedy did not help. A milder burst of another variant, such as an error that can be
+ignored, is not a repetition.
 
 Xid 154 is the driver's verdict on the Xid that it follows; it replaces the table's level, action and end
 unless an operator has set them. It is about the nearest code before it with which the driver sends verdicts.
@@ -59,7 +60,7 @@ def driver_verdict(
     own: Sequence[float] | None = None,
     others: Sequence[Burst] = (),
 ) -> DriversVerdict | None:
-    """Return the driver's newest verdict about a burst, or a more severe one that came since, or else None.
+    """Return the driver's newest verdict about a burst, or a more severe one that came since, or None.
 
     A verdict that is about another code, or that came before the burst, is used only if it is more severe
     than `meaning`. Therefore a repeat that stretches a burst over a verdict cannot lower what is in force.
@@ -99,7 +100,7 @@ def driver_verdict(
 
 
 def _is_about(at_s: float, burst: Burst, own: Sequence[float], others: Sequence[Burst]) -> bool:
-    """Return True if a verdict at `at_s` follows an event of a burst, and no other code is between them."""
+    """Return True if a verdict at `at_s` follows an event of a burst with no other code between them."""
     count = bisect_right(own, at_s)
     event_s = own[count - 1] if count else -inf
     if not max(at_s - AFTER_S, burst[0]) <= event_s <= burst[1]:
@@ -108,7 +109,7 @@ def _is_about(at_s: float, burst: Burst, own: Sequence[float], others: Sequence[
     if not before:
         return True
     first_s, other_s = others[before - 1]
-    if other_s > at_s:  # of a short moment that surrounds the verdict, only the first event is before it
+    if other_s > at_s:  # only the first event of a short moment around a verdict precedes it
         other_s = first_s if other_s - first_s <= MOMENT_S else at_s
     return other_s <= event_s
 
@@ -166,7 +167,7 @@ def gravity(found: Judgement | Meaning) -> tuple[Level, Action, int]:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """The bursts of all variants of an event, by the level that they show at least."""
+    """The bursts of all variants of an event, by each level that they reach."""
 
     starts: Mapping[Level, Sequence[float]] = field(default_factory=dict)  # ascending
     ends: Mapping[Level, Sequence[float]] = field(default_factory=dict)  # the newest end up to each start
@@ -277,7 +278,7 @@ class Standing:
     worst: Judgement
     since_s: float  # since when judgements of this level or worse have been in force without a gap
     last_s: float
-    lasting: bool  # a judgement of this level ends only with a remedy, even if the worst one ends before
+    lasting: bool  # a judgement of this level ends only with a remedy, even if the worst one ends earlier
 
 
 def finding_of(
@@ -400,9 +401,9 @@ def _judged(
     marks: EndMarks,
     has_recurred: bool = False,
 ) -> Judgement:
-    """Return what one burst means, given the bursts before it, but not yet when that ends.
+    """Return what one burst means, given the bursts before it, but without the time when that ends.
 
-    With `has_recurred`, it is a recurrence.
+    If `has_recurred` is True, the burst is treated as a recurrence.
     """
     says = meaning
     why, by, replaces = meaning.name, "", False
@@ -448,7 +449,7 @@ def _recurred(
 
 
 def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
-    """Return the bursts after merging bursts that are signs of one fault, with no remedy between them.
+    """Return the bursts, merged where they are signs of one fault with no remedy between them.
 
     A fault that lasts until its remedy may show no signs for minutes, and a restarting agent may miss some.
     After `SILENT_S` without signs, the fault must have ended for a reason that the agent did not see.
@@ -478,7 +479,7 @@ def _stood(
     superseding: bool,
     drivers_word_replaces: bool,
 ) -> Iterator[tuple[list[tuple[Level, Burst]], tuple[Judgement, ...]]]:
-    """Yield for each burst the judgements in force after it, and first their levels and periods.
+    """Yield, for each burst, the judgements in force after it, preceded by their levels and periods.
 
     The milder ones may be in force for longer than the most severe one.
     """
@@ -516,7 +517,7 @@ def _unbroken_since_s(segments: list[Burst]) -> float:
 
 
 def _end_s(last_s: float, found: Judgement, marks: EndMarks, signs: Signs) -> float:
-    """Return when a judgement of a burst that ended at `last_s` ends; infinity if that is unknown.
+    """Return the end of a judgement of a burst that ended at `last_s`; infinity if that is unknown.
 
     Each of `signs` before that end renews the judgement. Only time ends a judgement that needs no remedy.
     """
@@ -529,7 +530,7 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks, signs: Signs) -> fl
 
 
 def _remedied_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
-    """Return when a judgement ends whose last sign ended at `last_s`; infinity if there is no remedy yet."""
+    """Return the end of a judgement whose last sign ended at `last_s`; infinity without a remedy so far."""
     after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
     if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
         after.append(_first_after(marks.over, last_s + AFTER_S))
@@ -537,7 +538,7 @@ def _remedied_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
 
 
 def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
-    """Return when a hold time ends.
+    """Return the end of a hold time.
 
     The time while the node was off does not count, because the agent did not see whether it was clean. Only a
     wall clock, which may have been wrong, shows how long the node was off.

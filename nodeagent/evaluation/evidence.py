@@ -50,7 +50,7 @@ def ends_others(event: Event) -> bool:
 
 
 def _times(bursts: EventBursts) -> list[float]:
-    """Return when an event is known to have occurred, oldest first. Marks in one burst may end two faults."""
+    """Return the known times of an event, oldest first. Marks in one burst may end two faults."""
     return sorted({at_s for span in bursts.moments for at_s in span})
 
 
@@ -194,7 +194,7 @@ class Evidence:
         return self._collected(self.events, event)
 
     def growth_of(self, event: Event) -> Mapping[str, EventBursts]:
-        """Return when a counter has grown, from each slot that the entity's GPU has been in."""
+        """Return the times when a counter has grown, from each slot that the entity's GPU has been in."""
         return self._collected(self.grown, event)
 
     def _collected(self, store: Mapping[Event, Variants], event: Event) -> Mapping[str, EventBursts]:
@@ -215,7 +215,7 @@ class Evidence:
         return self.bursts_of((entity, "xid", VERDICT_XID))
 
     def marks(self, entity: str) -> EndMarks:
-        """Return when something happened that may end findings about an entity."""
+        """Return the times of everything that may end findings about an entity."""
         over = self.drivers_verdicts(entity).get("none")
         return EndMarks(
             resets=self.times(entity, "gpu_reset"),
@@ -227,7 +227,7 @@ class Evidence:
         )
 
     def _exchanges(self, entity: str) -> list[float]:
-        """Return when the GPU was replaced, oldest first, unless the eras already account for that."""
+        """Return the times when the GPU was replaced, oldest first, unless the eras account for them."""
         found: list[float] = []
         for era in self.eras_of(entity):
             for each in self.events.get((era.entity, "replaced", 0), {}).values():
@@ -236,7 +236,7 @@ class Evidence:
         return sorted(found)
 
     def boots(self) -> list[float]:
-        """Return when the node booted, oldest first."""
+        """Return the times when the node booted, oldest first."""
         return sorted(last for _, last in self._boot_spans())
 
     def off(self) -> list[Burst]:
@@ -250,7 +250,7 @@ class Evidence:
         return self.events.get((NODE, "boot", 0), {}).values()
 
     def thin_boots(self) -> None:
-        """Keep few boots: all that separate or end faults, however many came since (`thinned_boots`)."""
+        """Keep only boots that separate or end faults, however many came since (`thinned_boots`)."""
         many = [each for each in self._boots_by_variant() if len(each.moments) > MAX_BURSTS]
         signs_s = self._signs_s() if many else []
         for each in many:
@@ -269,7 +269,7 @@ class Evidence:
         return sorted(times.union(self.devices.sightings_s()))
 
     def times(self, entity: str, check: str) -> list[float]:
-        """Return when a mark was seen, oldest first."""
+        """Return the times when a mark was seen, oldest first."""
         variants = self.bursts_of((entity, check, 0))
         return sorted(at_s for each in variants.values() for at_s in _times(each))
 

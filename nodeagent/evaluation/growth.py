@@ -25,7 +25,7 @@ TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be s
 
 
 def shown(rule: Rule, series: SampleSeries, at: int) -> Iterator[tuple[float, str]]:
-    """Yield when a counter has grown, and the name to store the growth under, given the sample at `at`.
+    """Given the sample at `at`, yield the times of a counter's growth, and the name to store each under.
 
     The name is the growth within the rule's window, so that any policy, even a later one, can evaluate it. A
     late sample may also show growth at the samples after it, because it may be the first reading. A bound

@@ -77,7 +77,7 @@ def dump(evidence: Evidence) -> dict[str, Any]:
 
 
 def without_texts(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dumped evidence without the sensors' texts; it leads to the same findings, without evidence."""
+    """Return dumped evidence without the sensors' texts; it leads to the same findings, without texts."""
     rows = {
         each: [[*event, [spans, [], sources]] for *event, (spans, _, sources) in raw[each]]
         for each in ("events", "grown")
@@ -162,15 +162,15 @@ def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
 
 
 def _earlier_moments(bursts: EventBursts) -> list[Burst]:
-    """Return the moments as an earlier agent keeps them: of very many boots, the oldest as one."""
+    """Return the moments as an earlier agent keeps them: the oldest of very many boots merged into one."""
     return union_bursts([bursts.moments], MOMENT_S) if bursts.exact else bursts.moments
 
 
 def _load_boots(made: EventBursts, kept: Sequence[Any]) -> None:
     """Restore the boots.
 
-    An earlier agent kept `MAX_BURSTS` of them, and the oldest of these may stand for several, so the time
-    that it covers is not only time off.
+    An earlier agent kept `MAX_BURSTS` of them. The oldest one may represent several boots, and the node was
+    not off for all of the time that it covers.
     """
     made.exact = True
     if kept:

@@ -23,7 +23,7 @@ MAX_SERIES = (
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16
-GONE_S = 900.0  # after this long without a sample, the entity is gone, because all periods are shorter
+GONE_S = 900.0  # without a sample for this long, the entity is gone, because all periods are shorter
 Key = TypeVar("Key", bound=tuple[Any, ...])
 EvidenceRank = tuple[int, Level]  # the cost of dropping a piece of evidence
 FREE: EvidenceRank = (0, Level.HEALTHY)  # it has ended, and no longer counts

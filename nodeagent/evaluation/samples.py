@@ -276,7 +276,7 @@ def _longest_gap_s(rule: Rule) -> float:
 
 
 def _count_s(rule: Rule, bound: Bound) -> float:
-    """Return the greatest age at which a bound counts samples: twice their age if none is late."""
+    """Return the greatest age of the samples that a bound counts: twice the age without late samples."""
     return 2 * bound.of * rule.period_s if rule.period_s else inf
 
 

@@ -3,7 +3,7 @@
 A kernel line names a device, and often this device is not mounted: a volume that shut down while it was being
 mounted, a volume that a pod uses as a block device, or the controller of an NVMe volume. So a device counts
 as the node's own only if the node uses it: the device is mounted outside the pods' folders or used for swap,
-or such a device depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
+or another such device depends on it. The kernel's tree shows these dependencies: the disk of a partition, the
 members of an array, the disks below LVM, encryption or multipath, the other disks of a btrfs, and the paths
 and the controller of an NVMe device.
 
@@ -28,7 +28,7 @@ MAX_DEVICES = 512  # the most devices remembered, and the most volumes reported
 SWAPS_BYTES = 1 << 16
 NO_DEVICE = "0:"  # the major number of file systems without a block device of their own
 
-# What a name shows, because sysfs no longer lists a device that the kernel has given up on.
+# What can be derived from a name, because sysfs no longer lists a device that the kernel has given up on.
 _PARTITION = re.compile(r"((?:sd|vd|xvd|hd)[a-z]+)\d+|((?:nvme\d+n|mmcblk|md|nbd|pmem)\d+)p\d+")
 _NAMESPACE = re.compile(r"(nvme\d+)n\d+")
 _PATH = re.compile(r"nvme(\d+)c(\d+)n(\d+)")  # a path of a namespace: subsystem, controller, id

@@ -66,7 +66,7 @@ def mount_key(mount: Mount) -> str:
 
 
 def read_only_state(mount: Mount, writable: Iterable[str], wanted: frozenset[str]) -> float | None:
-    """Return the check's state; None if it was read-only from the start, which may be intended.
+    """Return the check's state; None if the mount was read-only from the start, as may be intended.
 
     Args:
         mount: The file system now.

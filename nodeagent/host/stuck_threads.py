@@ -1,7 +1,7 @@
 """Checks for threads that are stuck in the kernel, and whether they wait in the NVIDIA driver.
 
-A thread in state D is not necessarily stuck: a thread that is busy with a disk spends most of its time there.
-A thread counts as stuck after a minute in state D without a context switch.
+A thread in state D is not necessarily stuck: a thread that is busy with a disk spends most of its time in
+this state. A thread counts as stuck after a minute in state D without a context switch.
 
 The walk reads a bounded number of files per call. A stuck thread stays stuck, so the walk need not visit
 every thread each time: it picks up where the previous call ended. It reads only files that the kernel serves
@@ -128,7 +128,7 @@ class ThreadWalk:
         self._most_processes = processes
         self._most_threads = threads
         self.calls = 0
-        # Every thread that existed in this call has been visited since; 0: not known of any call.
+        # The newest call for which every thread that existed then has been visited since; 0: none.
         self.covered_from = 0
         self._cut_in = 0  # the last call in which a directory had too many entries
         self._processes: deque[int] = deque()  # still to be visited
@@ -221,9 +221,9 @@ class Suspect:
     place: WaitPlace = WaitPlace.UNREAD
 
     def comes_first(self, now_s: float) -> bool:
-        """Return True for a thread to be kept if there are too many: in the driver, or still to be examined.
+        """Return True for a thread that is kept if there are too many: in the driver, or not examined yet.
 
-        Not if it has run since the last call.
+        A thread that has run since the last call does not come first.
         """
         return self.place is WaitPlace.DRIVER or (self.place is WaitPlace.UNREAD and self.since_s < now_s)
 
@@ -341,7 +341,7 @@ class StuckThreads:
         self, found: Mapping[ThreadKey, ThreadStat], room: int, now_s: float
     ) -> tuple[dict[ThreadKey, Suspect], bool]:
         """Return at most `room` new suspects, and whether some of the threads have not been read."""
-        # If there are too many, each call takes others, as if at random.
+        # If there are too many, each call takes different ones, as if at random.
         order = sorted(found, key=lambda key: hash((key, self._walk.calls))) if len(found) > room else found
         new: dict[ThreadKey, Suspect] = {}
         for key in order:
@@ -357,7 +357,7 @@ class StuckThreads:
         covered_s = self._covered_s
         if covered_s is None:
             return UNVISITED
-        # Nobody knows how long these were asleep before.
+        # It is unknown how long these threads had been asleep before.
         early = [each for each in self._suspects.values() if each.since_s <= covered_s]
         count = sum(now_s - each.since_s < for_s for each in early)
         return EARLY.format(for_s, count) if count else ""
@@ -380,7 +380,7 @@ class StuckThreads:
         unread = [key for key, each in stuck.items() if each.place is WaitPlace.UNREAD]
         hidden = [key for key, each in stuck.items() if each.place is WaitPlace.HIDDEN]
         for key in [*unread, *hidden][:MAX_STACKS]:
-            each = self._suspects.pop(key)  # and added again as the last one
+            each = self._suspects.pop(key)  # and add it again as the last one
             place = self._place(key, each.asleep.wait_channel)
             if place is not WaitPlace.HIDDEN or self._is_still_asleep(key):
                 self._suspects[key] = replace(each, place=place)

@@ -38,7 +38,7 @@ WANTED_EVENTS = (
 
 WHOLE_GPU = 0xFFFFFFFF  # an event's instance ids, unless it concerns a MIG instance
 MAX_FAILED = 4  # waits that may fail in a row
-# How often a GPU whose registration has failed is registered again; the driver may have been busy.
+# How often the registration of a GPU is repeated after a failure, because the driver may have been busy.
 REGISTER_S = 60.0
 # If a registration fails with one of these codes, it is repeated only in the next session: the GPU does not
 # support it, or is gone, and the polling sensor renews the session to find a GPU that is back.

@@ -44,7 +44,7 @@ class GpuHistory:
     recovery: int = 0  # the driver's recovery action
     request_kept: bool = False  # persistence mode was on when the driver's request for a reset was last read
     required: bool = False  # NVML has answered RESET_REQUIRED since the GPU last worked
-    required_kept: bool = False  # persistence mode was on when NVML first answered so
+    required_kept: bool = False  # persistence mode was on when NVML first gave this answer
     nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
@@ -223,7 +223,7 @@ class GpuRoster:
 
     @property
     def any_absent(self) -> bool:
-        """True if NVML may find a GPU that it cannot open now after it is initialised again."""
+        """True if NVML, once initialised again, may find a GPU that it cannot open now."""
         return any(state != OK for state, _ in self.absent.values()) or any(
             each.state in ABSENT and not self._is_unmissed(pci) for pci, each in self.history.gpus.items()
         )

@@ -45,7 +45,7 @@ _ABOUT_PROCESS = re.compile(
     re.DOTALL,
 )
 _TASK = "INFO: task "
-# After these words, three characters of a name of 15 bytes are left.
+# After these words, only three characters of a name of 15 bytes remain.
 _OF_ANOTHER_TASK = re.compile(r"INFO: task .{1,4}(?:\[\d{1,10}\]: | ?\(\d{1,10}\): )", re.DOTALL)
 _UNFIT = re.compile(r"[^\w.:/@+-]+", re.ASCII)
 

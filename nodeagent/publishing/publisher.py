@@ -136,7 +136,7 @@ class NodePublisher:
 
 
 def verdict_of(found: Iterable[NodeCondition], published: Published) -> Hashable:
-    """Return everything that is written at once if it changes, which excludes times and measured values."""
+    """Return what is written at once if it changes: everything but times and measured values."""
     return (
         tuple((each.type, each.status, each.reason) for each in found),
         frozenset(

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 # The most requests that wait for a sensor, for example while it hangs; beyond that, the oldest are dropped,
-# and counted. `forget` accepts only entities of the node, and a node has fewer for all its baselines.
+# and counted. `forget` accepts only entities of the node, and a node has fewer than this for all of its
+# baselines together.
 MAX_KEPT = 4096
 MAX_ENTITY = 200  # characters
 
@@ -30,7 +31,7 @@ BASELINES: Mapping[str, str] = MappingProxyType(
         INTERFACES: "which network interfaces were up",
     }
 )
-# The kind of entity that has the baseline; a baseline that is not listed here is of the whole node.
+# The kind of entity that has the baseline; a baseline that is not listed here belongs to the whole node.
 KIND_OF: Mapping[str, str] = MappingProxyType(
     {NVLINKS: "gpu", WIDTHS: "device", PORTS: "port", INTERFACES: "net"}
 )
@@ -55,7 +56,7 @@ class ForgetRequests:
     def __init__(self, saved: Any = None) -> None:
         """Continue from the result of `dump` before a restart; start without requests if it is malformed."""
         self._count, self._numbers = _restored(saved)
-        self.dropped = 0  # requests that no sensor may have taken
+        self.dropped = 0  # requests that may have been dropped before a sensor took them
 
     def add(self, request: Forgotten) -> None:
         """Number a request. It replaces an earlier one for the same baseline and entity."""

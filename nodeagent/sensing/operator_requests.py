@@ -33,9 +33,10 @@ from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 FILE = "cleared.jsonl"
 CLOSED = "released"  # exists while NVML is closed for a release; contains the name of the release
 MAX_BYTES = 64 << 10  # read at a time
-END_BYTES = 256  # the end of what was read shows whether the file is still the same: each line has its time
+END_BYTES = 256  # the end of what was read identifies the file, because each line has its time
 MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
-# Ends a line that was cut off, as on a full disk, and makes it malformed: its command has reported an error.
+# Ends a line that was cut off, as on a full disk, and makes it malformed; the command that wrote it has
+# already reported an error.
 _CUT_OFF = b"~\n"
 
 
@@ -153,8 +154,9 @@ class OperatorRequests:
     """Reads new lines of the file; each takes effect as of the time when it was written (`effective_s`).
 
     So a line that is read again, after the saved state was lost, does not clear a later finding. If the file
-    was edited, rotated or restored (it is shorter than what was read, or that does not end as it did), its
-    lines are read again, and no request that was made before the newest one read so far takes effect again.
+    was edited, rotated or restored (it is shorter than the part that was read, or that part now ends
+    differently), its lines are read again, and no request that was made before the newest one read so far
+    takes effect again.
     """
 
     name = "operator"
@@ -176,7 +178,8 @@ class OperatorRequests:
         self._offset, self.release = _restored(position, clock.anchor.boot_id)
         self._newest, self._again_to = _restored_newest(position)
         if self._offset and not (isinstance(position, dict) and "newest" in position):
-            # An earlier version saved no newest request; all that it read was made before now.
+            # An earlier version did not save its newest request; every request that it read was made before
+            # now.
             boottime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             self._newest = RequestTime(clock.anchor.boot_id, boottime_s, time.time())
         self.forgets = ForgetRequests(position.get("forgets") if isinstance(position, dict) else None)
@@ -333,7 +336,7 @@ def _restored_newest(position: Any) -> tuple[RequestTime | None, int]:
 
 
 def _request_time(request: Mapping[str, Any]) -> RequestTime | None:
-    """Return when a request was made; None if the line is malformed, or of a version without boot ids."""
+    """Return the time of a request; None if the line is malformed, or of a version without boot ids."""
     boot, boottime_s, wall_s = (
         request.get("boot_id"),
         _number(request.get("boottime_s")),

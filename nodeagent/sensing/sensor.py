@@ -17,7 +17,7 @@ WAIT_S = 2.5
 class Unavailable(Exception):
     """The sensor is currently blind; the message gives the reason and the remedy. The agent reopens it later.
 
-    `nothing_there` is True if the node has nothing for the sensor to observe, and nothing is missed.
+    `nothing_there` is True if the sensor is blind only because the node has nothing for it to observe.
     """
 
     def __init__(self, why: str, *, nothing_there: bool = False) -> None:

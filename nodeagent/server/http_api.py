@@ -199,7 +199,7 @@ def application(
 
 
 def _is_of_another_state(now: Published, after: int, followed: str) -> bool:
-    """Return True if a client's cursor is of a state that was lost, because the numbers start again then.
+    """Return True if a client's cursor belongs to a lost state, after which the numbers start again.
 
     A client that does not name the state that it follows (`followed` is "") is recognised only while its
     cursor is beyond the newest change.

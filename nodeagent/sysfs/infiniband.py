@@ -128,7 +128,7 @@ def judge_ports(
         best_gbps: The best rate of each port that has been up before, by `IbPort.key`.
         expected: An operator's expectations, which take precedence over earlier states.
         hidden: The number of ports that other network namespaces have.
-        accepted: The keys of the ports that an operator expects no longer.
+        accepted: The keys of the ports that an operator no longer expects.
     """
     active = [each for each in ports if each.is_active]
     peers = {each.place.alike for each in active}
@@ -205,7 +205,7 @@ class InfiniBandPorts:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return the ports that cannot be seen. A node without any ports does not miss any check."""
+        """Return the ports that cannot be seen. On a node without any ports, no check is left out."""
         if not self._hidden:
             return ()
         why = f"{self._hidden} adapters belong to other network namespaces, so their ports are not visible"

@@ -37,9 +37,9 @@ class NetInterface:
 def interface_state(operstate: str, flags: int, was_up: bool) -> float:
     """Return the check's state. Pure.
 
-    An interface that has never been up, or that an operator has taken down, counts as up: it is as it should
-    be, and after an operator had it forgotten, this ends its finding. Drivers that do not know the state
-    report `unknown`.
+    An interface that has never been up, or that an operator has taken down, counts as up, because it is in
+    its intended state. After an operator has had it forgotten, this also ends its finding. Drivers that do
+    not know the state report `unknown`.
     """
     return DOWN if was_up and flags & IFF_UP and operstate in ("down", "lowerlayerdown") else UP
 
@@ -72,7 +72,7 @@ class NetworkInterfaces:
         return readings
 
     def left_out(self) -> tuple[Omission, ...]:
-        """Return how many interfaces are not read; a node without interfaces does not miss any check."""
+        """Return how many interfaces are not read; without interfaces, no check is left out."""
         if not self._unread:
             return ()
         return (Omission("net_down", f"{self._unread} interfaces beyond the first {MAX_INTERFACES}"),)
@@ -107,7 +107,7 @@ class NetworkInterfaces:
         return [*self._gone(present), *states]
 
     def _with(self, name: str) -> dict[str, None]:
-        """Return the names that were up with another one. One that is down is dropped last."""
+        """Return the names that were up, and another one. Those that are down are dropped last."""
         names = [*self._were_up, name]
         if len(names) > MAX_REMEMBERED:
             names.remove(next((each for each in names if not self.known.is_down(f"net/{each}")), names[0]))

@@ -2,7 +2,8 @@
 
 Ports may leave the list of a healthy node: a container or a virtual machine has taken them, two of them were
 bonded, or the driver is being reloaded. So without an operator's number, a port is missing only if its PCI
-device has left the bus. One whose PCI device is still there is reported as unlisted.
+device has left the bus. A port that is no longer listed, although its PCI device is still there, is reported
+as unlisted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PortRoster:
         """Take what `remembered` returned before a restart; it may be corrupt."""
         self._most, self._places, self._accepted = _restored(remembered)
         self._last: Container[str] = ()  # the ports of the last listing that had been up
-        self.listed_s = float("-inf")  # when the last listing was made that was learned
+        self.listed_s = float("-inf")  # when the newest listing that was learned was made
 
     def learn(self, present: Mapping[str, PortPlace], listed_s: float) -> None:
         """Note the ports of a listing that have been up.
@@ -60,7 +61,7 @@ class PortRoster:
         """
         again = {key: place for key, place in present.items() if key in self._last}
         self._last, self.listed_s = frozenset(present), listed_s
-        complete = len(again) >= self._most  # ports that are not among these were replaced
+        complete = len(again) >= self._most  # the ports that are not among these were replaced
         self._most = max(self._most, len(again))
         kept = {} if complete else {key: each for key, each in self._places.items() if key not in again}
         self._places = dict([*kept.items(), *again.items()][-MAX_REMEMBERED:])
@@ -112,12 +113,12 @@ class PortRoster:
         return self._accepted
 
     def end_acceptance(self, active: Iterable[str]) -> None:
-        """Note that ports are up, so that they are accepted only as such."""
+        """Note that ports are up, so they may no longer be inactive."""
         for key in active:
             self._accepted.pop(key, None)
 
     def forget(self, entity: str, listed: Iterable[str]) -> set[str]:
-        """Expect the ports under a name no longer, until they are up again; all if `entity` is empty.
+        """Stop expecting the ports under a name until they are up again; all ports if `entity` is empty.
 
         Args:
             listed: The keys of the ports that are listed under this name; of all ports if `entity` is empty.

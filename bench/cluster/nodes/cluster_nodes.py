@@ -78,7 +78,7 @@ class ClusterNodesBench:
         self._cluster.kubectl("delete", "namespace", self._tools, "--wait=false", "--ignore-not-found")
 
     def measure(self, nodes: Sequence[str]) -> None:
-        """Cause all faults, and collect the results in `found`. If a job does not recover, its part ends."""
+        """Cause all faults, and collect the results in `found`. A job that does not recover ends its part."""
         parts: list[Callable[[Sequence[str]], None]] = []
         if any(self._counts_with_standby()) or self._options.rest:
             parts.append(self._measure_with_standby)

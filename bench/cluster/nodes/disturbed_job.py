@@ -87,7 +87,7 @@ class DisturbedJob:
         return JobBefore(generation, status.get("incidents", 0))
 
     def resumed_s(self, before: JobBefore, patience_s: float) -> float | None:
-        """Return when all ranks had completed a step of a new generation; None if not within the limit."""
+        """Return the time when all ranks had completed a step of a new generation; None if over the limit."""
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s:
             found = training_record.resumed_s(self.log.steps, before.generation, RANKS)

@@ -42,7 +42,7 @@ class FakeGpus:
     cluster: ClusterUnderTest
 
     def fail(self, node: str) -> tuple[float, float]:
-        """Raise Xid 79 on a node. Return when it was raised, and when the Node's condition was seen."""
+        """Raise Xid 79 on a node. Return the times of the Xid and of the Node's new condition."""
         pod = self._agent(node)
         words = ("kubectl", "exec", "-n", NODES, pod, "-c", "nodeagent", "--", "python", "-c", _XID)
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

@@ -46,7 +46,7 @@ class FaultyCluster:
         patience_s: float,
         note: Callable[[MeasuredFault], None],
     ) -> None:
-        """`note` is called with each fault after the job has recovered completely, or when it does not."""
+        """`note` is called with each fault once the job has recovered completely or has failed to do so."""
         self._cluster, self._commands, self._patience_s = cluster, commands, patience_s
         self._note = note
         self._hits: Counter[str] = Counter()  # how often each node was disturbed
@@ -224,7 +224,7 @@ class FaultyCluster:
         )
 
     def _new_container(self, job: DisturbedJob, rank: int, pod: str, known: str) -> float:
-        """Return when a container other than `known` was first seen running in a rank's pod."""
+        """Return the time when a container other than `known` was first seen running in a rank's pod."""
 
         def look() -> float | None:
             found = job.container_of(pod)

@@ -49,7 +49,7 @@ def newest_generation(steps: Iterable[PrintedStep]) -> int:
 
 
 def resumed_s(steps: Iterable[PrintedStep], generation: int, ranks: int) -> float | None:
-    """Return when all ranks had completed a step of a generation after `generation`; None if not yet."""
+    """Return when all ranks had completed a step of a generation later than `generation`; None if not yet."""
     first: dict[int, float] = {}
     for each in steps:
         if each.generation > generation:
@@ -65,7 +65,7 @@ def steps_lost(steps: Sequence[PrintedStep], generation: int) -> int:
 
 
 def longest_pause_s(steps: Iterable[PrintedStep], from_s: float, to_s: float) -> float:
-    """Return the longest time without a new step that ends between `from_s` and `to_s`.
+    """Return the longest pause, without any new step, that ends between `from_s` and `to_s`.
 
     A step is new once any rank has completed it for the first time. The first pause begins with the last new
     step before `from_s`. A pause that has not ended by `to_s` counts as well.

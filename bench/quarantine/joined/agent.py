@@ -277,7 +277,7 @@ class NodeAgent:
         self._plan(place, now_s)
 
     def _repeat_all(self, entity: str, now_s: float) -> None:
-        """Read an entity again, because its state may be unchanged by something that ends findings."""
+        """Read an entity again, because an event that ends findings may have left its state unchanged."""
         for place in [each for each in self.machine.readings() if each[0] == entity]:
             self._spans.setdefault(place, []).append(span_to_reach(self.policy.rules[place[1]], now_s))
             self._plan(place, now_s)

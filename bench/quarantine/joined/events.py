@@ -223,7 +223,7 @@ class Events:
         node.truths.discard("lost")
         node.is_down = False
         node.false.clear()
-        self.booted(node)  # before the agent starts, because it may see at once that a fault is over
+        self.booted(node)  # before the agent starts, because it may see at once that a fault has ended
         self.start(node)
         held = node.standing.quarantine
         node.standing = replace(node.standing, ready=True, busy=held is None and not node.standing.cordoned)

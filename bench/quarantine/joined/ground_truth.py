@@ -56,7 +56,7 @@ class Truth:
             self.unreported.append(f"{node.name} at {self.pool.now_s:.0f} s: {fault.key}")
 
     def ended(self, node: JoinedNode, fault: NodeFault) -> None:
-        """Note that a fault is over: a remedy has ended it, or it has passed."""
+        """Note that a fault has ended, either by a remedy or on its own."""
         self.pool.touch(node)
         fault.is_active = False
         self._began_s.pop((node.name, fault.key), None)

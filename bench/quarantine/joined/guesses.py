@@ -19,7 +19,7 @@ _WORDS: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Our guesses: mean times if the name ends in `_s`, otherwise shares unless the text says otherwise."""
+    """Our guesses: mean times if the name ends in `_s`; all others are shares unless stated otherwise."""
 
     recurs: float = _guess(0.1, "remedies after which the same fault returns")
     recurs_lemon: float = _guess(0.5, "  on lemons")

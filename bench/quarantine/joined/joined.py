@@ -2,8 +2,8 @@
 
 Each node has a real agent, which gets the raw sensor readings and kernel lines of a simulated machine. Its
 report goes through the real reader into the real decision. So this simulation tests what the one without
---joined assumes: that findings last until their remedy, which witnesses there are, and how late they report.
-Remedies may be wrong, late or unnoticed, and the same fault may return on the same part.
+--joined assumes: that findings last until their remedy, which witnesses there are, and with what delay they
+report. Remedies may be wrong, late or unnoticed, and the same fault may return on the same part.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _none(target: str, found: list[str]) -> Verdict:
 
 
 def known_after_s(case: Case) -> float:
-    """Return the time from the first report until the fault was over, its node out or an operator alerted."""
+    """Return the time from the first report to the fault's end, its node's removal, or an alert."""
     known = [each for each in (case.out_s, case.alerted_s, case.ended_s) if each is not None]
     return min(known, default=float("inf")) - case.reported_s
 
