@@ -144,7 +144,7 @@ def receive(sock: socket.socket, kind: type[T], wait: bool = True) -> tuple[T, l
     """Return the next message and its descriptors, which the caller must close.
 
     Raises `Closed` if the other end is closed, `BlockingIOError` if no message is ready and `wait` is false,
-    or `InvalidMessage`.
+    or `InvalidMessage` if the message cannot be decoded.
     """
     room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4)
     try:
