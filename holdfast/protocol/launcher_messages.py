@@ -257,8 +257,9 @@ class Launch:
     # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
     # a rack need it, and only on a cluster, where the Supervision contains it.
     backups: tuple[int, ...] = field(default=(), metadata={**UNRECORDED, **added()})
-    # If the group that saved the state had another size: for each member, the position in that group from
-    # whose ranks' private states it continues; -1 if it is new. () if each member keeps its position.
+    # If the group that saved the state had another size, element i is the position, in that group, of the
+    # member whose ranks' private states the i-th member continues from; -1 if the i-th member is new. () if
+    # each member keeps its position.
     states_of: tuple[int, ...] = field(default=(), metadata=added())
     # whether the user allows other numbers of ranks; if so, the ranks report whether the script does too
     may_resize: bool = field(default=False, metadata=added())
