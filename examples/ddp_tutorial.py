@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate")
     parser.add_argument("--fake-data", action="store_true", help="generate images; needs no scikit-learn")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from and save to this file")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="file to resume from and save to")
     parser.add_argument("--save-every", type=int, default=20, help="steps between saves")
     parser.add_argument("--log-every", type=int, default=10, help="steps between log lines; 0: no lines")
     args = parser.parse_args()

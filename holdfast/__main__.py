@@ -62,7 +62,7 @@ def _print(text: str) -> int:
 def _open_standard() -> None:
     """Open /dev/null for each standard stream that the shell has closed (`>&-`). Children inherit it.
 
-    Otherwise the next file or connection would get the free descriptor, and output would be written to it.
+    Otherwise the next file or connection would get the free descriptor and would receive the output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

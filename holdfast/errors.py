@@ -19,7 +19,7 @@ class Uncommitted(BadInput):
 
 
 class NumericFault(HoldfastError, FloatingPointError):
-    """A loss or gradient norm is not finite or has jumped, and there is no supervisor to remedy it."""
+    """A loss or gradient norm is not finite or has jumped, and there is no supervisor to roll back."""
 
 
 class Fenced(HoldfastError):

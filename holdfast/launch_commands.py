@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 # The code that starts Holdfast's launcher, for `python -c`. Its arguments are the folder that contains
-# `holdfast`, followed by the arguments of `holdfast launch`. The folder takes the place of the current
-# directory as the first entry of Python's path, so none of the user's files can replace a module of Holdfast.
+# `holdfast`, followed by the arguments of `holdfast launch`. The folder replaces the current directory as the
+# first entry of Python's path, so none of the user's files can shadow a module of Holdfast.
 START = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from holdfast.launcher.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -1,7 +1,7 @@
 """What the node agent and the supervisor must agree on about the report on a node's health. Pure.
 
 The agent publishes its report in an annotation of its Node object (`nodeagent.publishing`). The supervisor
-decides from it whether the node may have work (`supervisor.quarantine`).
+uses it to decide whether the node may be given work (`supervisor.quarantine`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Iterable
 REPORT = "holdfast.dev/node-health"
 REPORT_AT = "holdfast.dev/node-health-at"
 
-SCHEMA = 1  # of the report; the supervisor refuses a report with another schema
+SCHEMA = 1  # of the report; the supervisor refuses a report that has another schema
 # Characters. The supervisor ignores the rest of a longer name, because it stores names on nodes.
 MAX_WORD = 120
 
 DEGRADED, UNHEALTHY = "degraded", "unhealthy"  # the levels of findings that matter to the supervisor
 REMEDIES = ("reset_gpu", "reboot_node", "replace")  # each includes the effect of the one before
-# All actions that a finding can require, in ascending order of cost to the supervisor. Contacting support
-# costs less than a remedy, and does not replace one. The agent's own verdict has another order: see
+# All actions that a finding can require, cheapest first from the supervisor's point of view. Contacting
+# support costs less than a remedy, but does not replace one. The agent's own verdict has another order: see
 # `nodeagent.model.Action`.
 ACTIONS = ("none", "restart_app", "contact_support", *REMEDIES)
 
-# Sources of findings that are no sensors: the agent itself, and observations that a test injects. They can
-# never be missing from the report's sensors.
+# Sources of findings that are not sensors: the agent itself, and observations that a test injects. They are
+# never considered missing from the report's list of sensors.
 AGENT, INJECTED = "agent", "injected"
 
-DRIVER = "driver"  # the author of a verdict that needs no other witness
+DRIVER = "driver"  # the author whose verdict needs no other witness
 WITNESSES = 2
 
 

@@ -30,7 +30,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 
-# Resolve the directory and not the file. This package may be imported through the link that `import_root`
+# Resolve the directory, not the file. This package may be imported through the link that `import_root`
 # creates, and an installer may have linked each file separately to its cache.
 _PACKAGE = os.path.realpath(os.path.dirname(__file__))
 _SCRIPT = os.path.join(_PACKAGE, "parts.py")
@@ -86,7 +86,7 @@ def _folder() -> str:
 
 
 def _become(part: str, args: list[str]) -> int:
-    """Find and run `part`. As a template, fork a process for each requested part, and run the part in it."""
+    """Find and run `part`. A template instead forks a process for each requested part and runs it there."""
     if part == _TEMPLATE:
         _set_path()
         from holdfast.process import fork_server
@@ -143,10 +143,10 @@ def _missing(part: str) -> str | None:
 def _set_path() -> None:
     """Put the parts' directory first on the path, and bind the name `holdfast` to this package.
 
-    Python adds the directory of this package to the path, because it contains the script. It is removed,
-    because its modules, such as `errors`, could hide others of the same name. The parent directory is not
-    added, because it may be site-packages, and its packages would then come before the standard library. The
-    package is therefore imported from its file.
+    Python adds the directory of this package to the path, because it contains the script. This function
+    removes that directory, because its modules, such as `errors`, could hide others of the same name. It does
+    not add the parent directory, which may be site-packages: its packages would then take precedence over the
+    standard library. The package is therefore imported from its file.
     """
     import importlib.util
 

@@ -22,7 +22,7 @@ from sidecar.state import peers, snapshot_send
 
 log = logging.getLogger("sidecar")
 
-ALIVE_S = 5.0  # between two updates of the file that a pod's liveness probe checks
+ALIVE_S = 5.0  # the time between two updates of the file that a pod's liveness probe checks
 SHUTDOWN_S = 1.0  # how long unfinished requests of peers may still take at shutdown
 
 

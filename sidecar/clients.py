@@ -54,7 +54,7 @@ class LauncherClient:
     """Receives the launcher's state and sends it orders.
 
     `state` is the newest state, or None while there is no connection. `unreachable` says why there is no
-    connection. It is "" while there is one, and if the launcher does not listen yet or has ended.
+    connection. It is "" while there is one, and also if the launcher is not listening yet or has ended.
     """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
@@ -73,7 +73,7 @@ class LauncherClient:
                 await self._connect()
             except ValueError:  # raised by `readline` if a line exceeds the limit
                 self._refuse(f"a state of more than {codec.MAX_MESSAGE_BYTES:,} bytes")
-            except FileNotFoundError:  # the launcher does not listen yet, or has ended
+            except FileNotFoundError:  # the launcher is not listening yet, or has ended
                 self.unreachable = ""
             except OSError as error:
                 self._note_unreachable(self._why(error))
@@ -123,7 +123,7 @@ class LauncherClient:
             log.warning("launcher refused", extra={"error": why})
 
     def send(self, order: LauncherOrder) -> None:
-        """Send an order, which can get lost, so repeat it until the launcher's state reflects it."""
+        """Send an order. It can get lost, so repeat it until the launcher's state reflects it."""
         if self._writer is not None:
             self._writer.write(codec.encode(order))
 
@@ -203,7 +203,7 @@ class SupervisorClient:
         self._interval_s = interval_s
         self.dirty = asyncio.Event()
         self.alone_since_s: float | None = time.monotonic()
-        self.connections = 0  # how many there have been
+        self.connections = 0  # how many connections there have been so far
 
     async def run(self) -> None:
         """Stay connected until cancelled. Losing the connection does not affect the ranks."""

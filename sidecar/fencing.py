@@ -1,8 +1,8 @@
 """Refuse orders older than the newest one that this member has obeyed, even after the sidecar restarts.
 
-The member also keeps the run's history from the orders, because the journal lacks some of it if the
-supervisor could not write to it. It also keeps the number of the newest drill, so that the drill is not
-repeated after a restart.
+The member also keeps the run's history from the orders. If the supervisor could not write to its journal, the
+journal lacks some of that history. The member also keeps the number of the newest drill, so that the drill is
+not repeated after a restart.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class LoneMember:
         self._send = send
         self._wait: LoneWait | None = None
         self._is_over = False  # the current wait has ended without a supervisor
-        self._has_warned = False  # that the ranks cannot start
+        self._has_warned = False  # whether the warning that no rank can start was logged
 
     def poll(
         self,
@@ -37,7 +37,7 @@ class LoneMember:
         now_s: float,
         lateness_s: float,
     ) -> None:
-        """Order the launcher to end once the wait is over. See `unsupervised.later` for the arguments.
+        """Order the launcher to end once the wait has ended. See `unsupervised.later` for the arguments.
 
         Ranks that are already ending have `grace_s` to do so.
         """

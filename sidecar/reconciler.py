@@ -59,8 +59,8 @@ from sidecar.watch.neighbour_probe import NeighbourProbe
 log = logging.getLogger(__name__)
 
 SOONEST_S = 0.01  # the shortest time between two polls
-RETRY_S = 1.0  # until work that failed unexpectedly is retried
-SAVE_POLL_S = 0.25  # between two checks of whether a checkpoint is due
+RETRY_S = 1.0  # the time until work that failed unexpectedly is retried
+SAVE_POLL_S = 0.25  # the time between two checks of whether a checkpoint is due
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
@@ -242,7 +242,7 @@ class Sidecar:
             return
         self.fence.accept(asked)
         self.supervisor.alone_since_s = None
-        if self.pieces is not None:  # first, because the ranks may need the slot that it has pinned
+        if self.pieces is not None:  # do this first, because the ranks may need the slot that it has pinned
             self.pieces.note_order(order)
         if order.generation != self.order.generation:
             self._failure = replace(self._failure, error="")
@@ -430,7 +430,7 @@ class Sidecar:
             self._poll(now, lateness_s)
 
     def _poll(self, now_s: float, lateness_s: float) -> None:
-        if self.order.do != "stop":  # a launcher that is ending can be silent
+        if self.order.do != "stop":  # a launcher that is ending may be silent
             self.observed.poll_launcher(now_s, lateness_s)
             self.observed.poll_connection(now_s)
         self.observed.poll_ranks(self.order, lateness_s)

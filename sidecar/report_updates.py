@@ -40,14 +40,14 @@ class ReportWriter:
         self._last: MemberReport | None = None  # the last report that was written
 
     def text(self, report: MemberReport) -> str:
-        """Return the JSON of `report`, or of the update that makes it from the last one."""
+        """Return the JSON of `report`, or of the update that turns the last report into it."""
         last, self._last = self._last, report
         update = update_of(last, report) if self._updates and last is not None else None
         return codec.encode(report if update is None else update).decode()
 
 
 def update_of(before: MemberReport, report: MemberReport) -> ReportUpdate | None:
-    """Return what makes `report` from `before`; None if other than passing values differ."""
+    """Return the update that turns `before` into `report`; None if any other than passing values differ."""
     pairs = list(zip(before.progress, report.progress, strict=False))
     if (
         len(before.progress) != len(report.progress)

@@ -18,7 +18,7 @@ from sidecar.watch.member_watch import MemberWatch
 
 log = logging.getLogger(__name__)
 
-TAIL_POLL_S = 0.01  # between two checks of whether a tail has ended
+TAIL_POLL_S = 0.01  # the time between two checks of whether a tail has ended
 ASK_ROUNDS = 50  # during a tail, ask the ranks for their activity once in this many checks
 
 
@@ -112,7 +112,7 @@ def _must_freeze(order: MemberOrder, state: LauncherState) -> bool:
 
 
 def _described(generation: int, state: LauncherState, holdings: Holdings) -> dict[str, object]:
-    """Return what the ranks answered and which snapshots there are, to explain why a step was lost."""
+    """Return the ranks' answers and the existing snapshots, to explain why a step was lost."""
     answers = {each.rank: each.why or "copied" for each in state.secured}
     snapshots = [f"{each.generation}/{each.step}" for each in holdings.slots()]
     return {"generation": generation, "answers": answers, "snapshots": snapshots}

@@ -1,8 +1,8 @@
 """Copy the group's newest snapshot to a standby while the group trains.
 
 A member that takes over ranks fetches their state from a member that has it. If all members with ranks are on
-one node, no member has it once the node is lost. So a standby on another node keeps a copy, which is some
-steps old. The supervisor decides when this is needed and which member to copy from (`MemberOrder.sources` of
+one node, no member has it once the node is lost. So a standby on another node keeps a copy that is some steps
+old. The supervisor decides when this is needed and which member to copy from (`MemberOrder.sources` of
 "idle").
 
 The copy must not slow down the training: the holder limits its rate (`sidecar.state.peers`), and this member
@@ -27,7 +27,7 @@ from sidecar.state.snapshot_fetch import FetchFailed, FetchManner
 log = logging.getLogger(__name__)
 
 MIN_APART_S = 5.0  # the minimum time between two copies
-REST = 3.0  # a copy is followed by a rest of this many times its duration
+REST = 3.0  # after a copy, this member rests for this many times its duration
 
 
 class StandbyCopier:

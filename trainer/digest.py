@@ -50,8 +50,8 @@ def report(
 ) -> None:
     """Print `digest <hex>` of rank 0's state. If `path` is given, write all ranks' digests to it.
 
-    If the path is `-`, print them as `digests <JSON>`, because a pod's files are gone after it ends. This is
-    a collective: all ranks must call it.
+    If the path is `-`, print them as `digests <JSON>`, because a pod's files no longer exist after it ends.
+    This is a collective: all ranks must call it.
     """
     ranks = gather(digests(model, optimizer), device)
     if dist.get_rank() == 0:

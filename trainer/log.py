@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Log:
-    """Prints a line every `every` steps and after the last step; none if `every` is 0.
+    """Prints a line every `every` steps and after the last step, or no lines if `every` is 0.
 
     Each line includes the rate, in `unit` per second.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# If the digest file has this name, print the digests, because a pod's files are gone after it ends.
+# If the digest file has this name, print the digests, because a pod's files no longer exist after it ends.
 PRINTED = Path("-")
 
 

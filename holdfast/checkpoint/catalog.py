@@ -3,7 +3,7 @@
 A directory without a valid manifest is not a checkpoint. The file `latest` is never read.
 
 A training script may save into the same directory, under the same names. A writer gives a checkpoint its
-final name only once the manifest is in it, and a removal begins by renaming the manifest. So if a
+final name only once it contains the manifest, and a removal begins by renaming the manifest. So if a
 directory has content, but neither the manifest nor the renamed manifest, Holdfast did not write it, or it has
 been damaged. It is listed as `Foreign`, and is never replaced or deleted.
 """

@@ -63,7 +63,7 @@ class DirectoryStorage:
         return found.path, catalog.verify(found)
 
     def forget_copies(self, but: str = "") -> None:
-        """Do nothing: there are no copies, because the ranks read the checkpoint itself."""
+        """Do nothing, because the ranks read the checkpoint itself and there are no copies."""
 
     def prepare(self) -> None:
         if not self._root.is_dir():
@@ -120,7 +120,7 @@ class DirectoryStorage:
         """Copy `source` as `FileBatch.copy` does, but with the peers' help. Raises OSError.
 
         Once this returns, requests from helpers are refused. A helper may still be writing because of an
-        earlier request, but only bytes that are already in the file.
+        earlier request, but it writes only bytes that are already in the file.
         """
         work = SharedFile(source, PIECE_BYTES, moved)
         batch.allocate(target, work.size)

@@ -1,12 +1,12 @@
 """Remove one particular checkpoint from a directory, but never another one that now has the same name.
 
 Another member may replace a checkpoint while this process is stopped between any two system calls. So this
-module never finds the data to delete by the checkpoint's name. It opens the directory, and compares and
-empties it through the descriptor, which refers to the same directory even if the name changes. A name is
+module never uses the checkpoint's name to find the data that it deletes. It opens the directory, and compares
+and empties it through the descriptor, which refers to the same directory even if the name changes. A name is
 removed only if its directory is empty, which a published checkpoint never is.
 
 Only Holdfast's own files are deleted, because a script may save into a directory of the same name. A script
-may even have just created an empty one. So before a directory becomes empty, it gets a name that only
+may even have just created an empty one. So before a directory becomes empty, it is given a name that only
 Holdfast uses and that `finish` recognises.
 
 The first step renames the manifest, which hides the checkpoint from all readers at once. If the process is
@@ -33,7 +33,7 @@ _KEPT_BY_NFS = ".nfs"
 def remove(path: Path, what: StoredCheckpoint | InvalidCheckpoint) -> bool:
     """Remove `what`, which was found at `path`. Return False, and change nothing, if it is no longer there.
 
-    Also return False if it cannot be read and therefore not compared, or if it is not a directory that
+    Also return False if it cannot be read, and therefore cannot be compared, or if it is not a directory that
     Holdfast wrote. Raises OSError; a retry is safe.
     """
     try:

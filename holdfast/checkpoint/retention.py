@@ -40,7 +40,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Data in object storage that belongs to no checkpoint. Its writer may be dead or still writing.
+    """Data in object storage that belongs to no checkpoint. Its writer may be dead, or may still be writing.
 
     `epoch` is the epoch that the writer obeyed. `written_s` is the time when storage accepted the last of the
     data, on the storage's clock.
@@ -64,10 +64,10 @@ class NewestCheckpoint:
 def is_abandoned(left: Leftover, epoch: int, newest: NewestCheckpoint) -> bool:
     """Return whether a member that obeys `epoch` may delete `left`.
 
-    Only data that was written before the newest checkpoint may be deleted, and only by a member that obeys no
-    lower epoch than the writer and all checkpoints. A writer that obeys an epoch below that of a checkpoint
-    may no longer publish. Any other writer is assumed dead if it has written nothing for an hour, because a
-    live writer writes continuously.
+    Only data that was written before the newest checkpoint may be deleted, and only by a member whose epoch
+    is at least that of the writer and of all checkpoints. A writer that obeys an epoch below that of a
+    checkpoint may no longer publish. Any other writer is assumed dead if it has written nothing for an hour,
+    because a live writer writes continuously.
     """
     if newest.epoch > epoch or left.epoch > epoch or left.written_s >= newest.written_s:
         return False

@@ -28,7 +28,7 @@ from holdfast.fileio.checksum import CHUNK_BYTES, FileEntry, stretch_crc
 TOKEN = ".share"
 TOKEN_BYTES = 64
 PIECE_BYTES = 2 * CHUNK_BYTES  # in a directory; at 1 GB/s, this takes several times as long as a request
-LEAST_BYTES = 64 << 20  # per member: for less, the requests cost more time than they save
+LEAST_BYTES = 64 << 20  # per member; with less, the requests cost more time than they save
 # When no other piece is left, the writer also writes a piece that a peer has had for longer than `LATE_S`
 # plus `SLOWER` times the mean duration. A hung peer therefore delays the checkpoint by at most this wait,
 # plus the time to write the few pieces that it had taken.
@@ -72,8 +72,8 @@ class SharedPiece:
         return range(self.begin, self.end, CHUNK_BYTES)
 
 
-# Returns the bytes between two offsets of a peer's copy, provided that they match the writer's checksums.
-# They are valid until the next call.
+# Returns the bytes between two offsets of a peer's copy if they match the writer's checksums. They are valid
+# until the next call.
 CheckedRead: TypeAlias = Callable[[int, int], memoryview]
 
 
@@ -216,7 +216,7 @@ class SharedFile:
                 self._done(piece, crcs, began_s)
 
     def _next_own(self) -> SharedPiece | None:
-        """Wait for a piece that the writer has to write; return None once there are no more."""
+        """Wait for a piece that the writer must write; return None once there are no more."""
         with self._change:
             while not self._is_over and len(self._crcs) < len(self._pieces):
                 piece, wait_s = self._free.popleft() if self._free else None, 0.0

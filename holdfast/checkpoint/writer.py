@@ -27,7 +27,7 @@ from holdfast.checkpoint.sharing import ShareHelpers
 from holdfast.checkpoint.storage import CheckpointStorage, StagedCheckpoint
 from holdfast.protocol.lineage import Lineage
 
-PUBLISH_TRIES = 5  # a try fails only if another writer publishes the same step at the same moment
+PUBLISH_TRIES = 5  # an attempt fails only if another writer publishes the same step at the same moment
 
 
 def write(

@@ -155,9 +155,9 @@ def _write_all(descriptor: int, content: memoryview, moved: Callable[[], object]
 def copy_direct(file: FileIO, out: int, moved: Callable[[], object] = lambda: None) -> int:
     """Copy the beginning of `file` into the new file `out`, and return how many bytes were copied.
 
-    Only whole blocks are copied, and fewer or none if the file system does not support direct I/O. The caller
-    must copy the remainder through the page cache. The data is durable only after an fsync. `moved` is called
-    for each piece. Raises OSError.
+    Only whole blocks are copied. If the file system does not support direct I/O, fewer blocks or none are
+    copied. The caller must copy the remainder through the page cache. The data is durable only after an
+    fsync. `moved` is called for each piece. Raises OSError.
     """
     if not _switched(out, os.O_DIRECT):
         return 0

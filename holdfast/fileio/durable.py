@@ -20,7 +20,7 @@ _HOST = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname()) or "_"
 # Begins at random: a restarted container has the host name and the process ID of the writer before it.
 _numbers = itertools.count(int.from_bytes(os.urandom(6), "big"))
 # This process cannot check whether a writer on another host or in another PID namespace is alive. A live
-# writer writes continuously, so it counts as dead after this long without a write.
+# writer writes continuously, so it is considered dead after this long without a write.
 DEBRIS_AGE_S = 3600.0
 
 

@@ -7,8 +7,8 @@ be open to every user as well. In a local run, the same folder belongs to one us
 access it.
 
 A new file or folder appears under its name only with its final rights, regardless of the umask, because the
-other process may open it at any time. In a shared folder, symbolic links are not followed. Otherwise, the
-script could make a sidecar that has more rights than the script write to another file.
+other process may open it at any time. In a shared folder, symbolic links are not followed. Otherwise, a
+script could trick a sidecar that has more rights than the script into writing to another file.
 """
 
 from __future__ import annotations

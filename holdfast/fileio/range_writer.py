@@ -69,7 +69,7 @@ class RangeWriter:
                     written = os.pwrite(self._direct, rest, at + done)
                 done += written // BLOCK_BYTES * BLOCK_BYTES
                 if written % BLOCK_BYTES or not written:
-                    break  # the file system is full; the other write will raise that error
+                    break  # the file system is full; the write through the page cache will raise that error
         except OSError as error:
             if error.errno not in CANNOT:
                 raise

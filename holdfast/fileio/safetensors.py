@@ -113,7 +113,7 @@ def plan(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[
 
 
 def parse(buffer: bytes | bytearray | memoryview | mmap.mmap) -> Layout:
-    """Return the layout of the file in `buffer`, which must contain the file and nothing else.
+    """Return the layout of the file in `buffer`, which must contain only that file.
 
     Only the header is copied. The bytes may be hostile: time and memory are bounded for any input.
 

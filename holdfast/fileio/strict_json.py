@@ -63,7 +63,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def integer(text: str) -> int:
-    """Return the integer that JSON spells as `text`. Raises `RejectedJson` for more than about 64 bits."""
+    """Return the integer whose JSON text is `text`. Raises `RejectedJson` for more than about 64 bits."""
     if len(text) > MAX_DIGITS:
         raise RejectedJson(f"has an integer of {len(text)} digits; the limit is {MAX_DIGITS}")
     return int(text)

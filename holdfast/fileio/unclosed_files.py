@@ -74,7 +74,7 @@ TEMPORARY = (FileKind("tempfile", "_TemporaryFileCloser", lambda each: each.__de
 def close_unclosed(
     kinds: Iterable[FileKind], attempt: Callable[[Callable[[], object], Any], None]
 ) -> list[Any]:
-    """Close all open files of `kinds` through `attempt`; return those left open because a thread uses them.
+    """Close all open files of `kinds` through `attempt`. Return those left open because a thread uses them.
 
     If the frames of a running thread refer to a file, the file is only flushed. A file whose kind cannot be
     flushed is left as it is and returned. This function imports no module.

@@ -33,7 +33,7 @@ from holdfast.inspection.tcp_sockets import Connection
 from holdfast.process import clock
 
 FOREVER_S = 1e9  # the result for a rank without a time limit on any of its waits
-MAX_ENDS = 8192  # a rank with more connections does not count as at rest
+MAX_ENDS = 8192  # a rank with more connections is never considered at rest
 MAX_FILES = 8192
 _LOOP = "gloo_tcp_loop"
 _STORE = "pt_tcpstore"

@@ -9,8 +9,8 @@ environment, which contains the generation. If a process shares neither the sess
 rank, it may belong to any live rank that started before it.
 
 A successful script may leave an upload running, which must be able to finish as it would without Holdfast. It
-may also leave a helper that waits for requests and never ends. They can be told apart because only the upload
-uses CPU time, reads or writes.
+may also leave a helper that waits for requests and never ends. Holdfast can tell the two apart, because only
+the upload uses CPU time, reads or writes.
 """
 
 from __future__ import annotations

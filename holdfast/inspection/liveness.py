@@ -2,7 +2,7 @@
 
 The main loop of a launcher and the event loop of a supervisor send a heartbeat every second. If a part's
 heartbeats stop, it is stopped or blocked. The ranks keep training, but nothing can end or replace them. A
-delay of the whole machine must not count against the part, so time when the watcher itself did not run is
+delay of the whole machine is not the part's fault. So the time when the watcher itself did not run is
 excluded, and a part that is only waiting for a core gets a longer limit.
 
 A rank that a signal has stopped (state T) makes no progress until it is continued, so its phase's time limits
@@ -73,7 +73,7 @@ class Stops:
     _read_s: float = 0.0
 
     def later(self, stopped: Iterable[int], now_s: float) -> frozenset[int]:
-        """Record the pids that are stopped at `now_s`, and return those that count as stopped."""
+        """Record the pids that are stopped at `now_s`, and return those that are considered stopped."""
         known = self._since_s if now_s - self._read_s <= LATE_S else {}
         self._since_s = {pid: known.get(pid, now_s) for pid in stopped}
         self._read_s = now_s

@@ -133,7 +133,7 @@ def may_wait_unseen(pid: int) -> bool:
     """Return True if `pid` might be waiting for other ranks even though it appears to be busy.
 
     This is possible if it has opened a device that runs collectives, because it polls the device, or if it
-    uses a library such as MPI. Devices that its descendants have opened also count.
+    uses a library such as MPI. This includes devices that its descendants have opened.
     """
     return any(_has_device(each) for each in (pid, *descendants(pid))) or _has_library(pid)
 

@@ -1,13 +1,13 @@
 """Decide whether a rank failed because another rank did, and extract torch's report of it. Pure.
 
 Most error texts are ambiguous. For example, "Connection reset by peer" may also mean that a database closed
-the script's connection. Such a text therefore counts only if torch's collectives, or the backward pass that
-calls them, raised it. A text that names a location in torch's C++ code always comes from torch, even if other
-code repeats it.
+the script's connection. Such a text is therefore accepted as a sign only if torch's collectives, or the
+backward pass that calls them, raised it. A text that names a location in torch's C++ code always comes from
+torch, even if other code repeats it.
 
-If there is doubt, a rank is treated as a victim. The supervisor then waits briefly for the cause to appear.
-If none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming
-a victim could end a run that has only lost a peer.
+In case of doubt, a rank is treated as a victim. The supervisor then waits briefly for the cause to appear. If
+none does, it restarts the rank a few times and shows its traceback. The opposite mistake is worse: blaming a
+victim could end a run that has only lost a peer.
 """
 
 from __future__ import annotations

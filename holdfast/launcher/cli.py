@@ -28,7 +28,7 @@ from holdfast.worker.script_source import ProgramSources
 OUTPUT_S = 5.0  # the time limit for writing the last output, whose reader may be slow
 _ABOUT = """\
 Start and watch the ranks of one member, as ordered by its sidecar. `holdfast run` and the pod injector put
-this command in front of the training command. Without a sidecar it starts no ranks.
+this command in front of the training command. Without a sidecar, it does not start any ranks.
 """
 
 

@@ -172,7 +172,7 @@ class Launcher:
     def unjoined_ending(self) -> Ending | None:
         """The ending of the last process that failed before it joined; its message is the process's output.
 
-        None if a process has become warm since, or if the ranks have succeeded anyway.
+        None if a process has become warm since then, or if the ranks have succeeded anyway.
         """
         has_succeeded = not self.exit_code and self.group.launch is not None
         return self.pool.last_ending if self.pool.failures and not has_succeeded else None

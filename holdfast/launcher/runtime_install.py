@@ -2,7 +2,7 @@
 
 The init container `holdfast-setup` runs this command on a volume of the pod before the training starts.
 Kubernetes may run an init container again, even after it succeeded. Each run therefore clears what an
-unfinished run left behind, then installs everything. To readers, `LIBRARY` and `PY_SPY` are each either
+unfinished run left behind, and then installs everything. To readers, `LIBRARY` and `PY_SPY` are each either
 complete or absent.
 
 The training container may run as another user and with another Python version. All users may therefore read
@@ -62,7 +62,8 @@ def install(directory: Path, package: Path | None = None, py_spy: Path | None = 
     no effect.
 
     Raises:
-        NotInstalled: The directory cannot be written, another process installs into it, or py-spy is missing.
+        NotInstalled: The directory cannot be written, another process is installing into it, or py-spy is
+            missing.
     """
     package = package or Path(__file__).resolve().parents[1]
     py_spy = py_spy or _find_py_spy()

@@ -1,9 +1,9 @@
 """Decide what a pod's launcher prints, and when it gives up, if no sidecar is connected to it. Pure.
 
-A launcher starts ranks only on its sidecar's orders. A launcher that no sidecar reaches would therefore wait
-forever. It reports this itself, because the sidecar may know only that no launcher answers. Once a sidecar
-has connected, its absence no longer ends the launcher, because the ranks train without a sidecar, and the
-kubelet restarts it.
+A launcher starts ranks only on its sidecar's orders. If no sidecar reaches the launcher, it would therefore
+wait forever. The launcher reports this itself, because the sidecar may know only that no launcher answers.
+Once a sidecar has connected, its absence no longer ends the launcher, because the ranks keep training without
+a sidecar until the kubelet restarts it.
 """
 
 from __future__ import annotations

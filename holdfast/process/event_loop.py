@@ -133,7 +133,7 @@ class Lag(selectors.DefaultSelector):
     def paused_s(self) -> float:
         """Return for how long the loop has read no events, in all pauses of more than `PAUSE_S` so far.
 
-        In a pause, this process was stopped or busy, so what others have sent since is unread.
+        In a pause, this process was stopped or busy, so it has not read what others sent in that time.
         """
         took_s = self._clock() - self._since_s if self._since_s else 0.0
         return self._paused_s + (took_s if took_s > PAUSE_S else 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 CHUNK_BYTES = 64 << 10  # the limit on one read from a file, to keep one rank from starving the others
 POLL_BYTES = 1 << 20  # the limit on a poll of all files; later polls read the remainder of a burst
-BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped, but the log file still contains it
+BEHIND_BYTES = 16 << 20  # if more than this is unread, output is skipped; the log file still contains it
 LINE_BYTES = 16 << 10  # a longer line is returned in pieces
 # Each poll lists this many of the latest folders, both by time and by number: the folders of the current and
 # the previous generation.

@@ -74,7 +74,7 @@ class BackgroundHandler(logging.Handler):
     def _write(self, line: str) -> None:
         with suppress(
             OSError, ValueError
-        ):  # the disk is full or the file is closed; there is no other place to report this
+        ):  # the disk is full or the file is closed, and there is no other place to report this
             self._stream.write(line)
             self._stream.flush()
 

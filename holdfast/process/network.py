@@ -33,8 +33,8 @@ SERVER_BACKLOG = 16
 # The limit on a TLS handshake. When all members of a cluster connect to a new supervisor, each waits for the
 # handshakes of the others.
 HANDSHAKE_S = 15.0
-ACCEPTED_TOGETHER = 64  # connections before the event loop does other work
-RETRY_S = 0.1  # after a connection could not be accepted, for example because no descriptor is left
+ACCEPTED_TOGETHER = 64  # the number of connections accepted before the event loop does other work
+RETRY_S = 0.1  # the pause after a failure to accept a connection, for example because no descriptor is left
 _POLL_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
 
@@ -155,7 +155,7 @@ class Door:
 
         `make` creates the protocol of a connection. A connection whose TLS handshake is not complete has no
         transport yet, so `guarded` could not close it. The limit on idle connections also applies to
-        handshakes in progress: the oldest gives way to a new connection.
+        handshakes in progress: the oldest is closed to make room for a new connection.
         """
         loop = asyncio.get_running_loop()
         handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first

@@ -161,7 +161,7 @@ def row_reader(kind: Any, names: tuple[str, ...], most_text: int) -> Callable[[A
     """Return a function that makes a message of `kind` from another one and a row of values.
 
     `kind` is a frozen dataclass with slots. The row is the parsed JSON list of the values of `names`. The
-    other fields have the values of the given message. A text may have `most_text` ASCII characters. The
+    other fields have the values of the given message. A text may have up to `most_text` ASCII characters. The
     function raises `InvalidMessage`, which names the first field whose value is wrong.
     """
     twin = _unfrozen_twin(kind)
@@ -300,7 +300,7 @@ def _compiled(
 ) -> Callable[..., Any]:
     """Return a faster `read_any`, with code made for `kind`.
 
-    A supervisor reads 300,000 values per second, and a function call for each of them would take a tenth of
+    A supervisor reads 300,000 values per second, so a function call for each of them would take a tenth of
     its time. The code reads only objects that have exactly the fields of the class, as `encode` writes them.
     It leaves all others to `read_any`, and all unusual values to the reader of their field.
     """
@@ -334,11 +334,11 @@ def _shortcut(name: str, hint: Any, most_ascii: int = 0) -> str:
 
 
 def _unfrozen_twin(kind: Any) -> type[Any] | None:
-    """Return a class with the same slots as a frozen dataclass, whose instances can become ones of `kind`.
+    """Return a class like the frozen dataclass `kind`, with the same slots. Its instances can become `kind`.
 
-    A frozen dataclass sets each field by a call of `setattr`, which for a report takes as long as the
-    rest of the decoding. An instance of the twin is given its real class once it is complete. The result is
-    None if this is not possible.
+    A frozen dataclass calls `setattr` to set each field. For a report, these calls take as long as the rest
+    of the decoding. An instance of the twin is given its real class once it is complete. The result is None
+    if this is impossible.
     """
     if "__slots__" not in vars(kind) or hasattr(kind, "__post_init__"):
         return None

@@ -26,7 +26,7 @@ STALL_LIMIT_S = 60.0  # how long a rank may go without a step or any sign of wor
 # For joining, restoring and the first step, including compilation, cache warm-up and lazy initialisation.
 FIRST_STEP_S = 600.0
 PAUSE_S = 1800.0  # for a declared pause without an explicit limit
-MEMBER_TIMEOUT_S = 5.0  # a member that is silent for this long counts as lost
+MEMBER_TIMEOUT_S = 5.0  # a member that is silent for this long is considered lost
 GRACE_S = 30.0  # how long a script may take to finish before it is killed
 # How long a rank waits for a peer that is alive. `holdfast run` raises this to more than twice each hang
 # limit.

@@ -173,7 +173,8 @@ class RankInspection:
     # A checksum of the connections that its collectives wait on
     # (`holdfast.inspection.blocked_ranks.sum_of`).
     ends: int = 0
-    # Whether it may be waiting for other ranks in a way that looks like work, such as on a device or in MPI.
+    # Whether it may be waiting for other ranks in a way that looks like work, for example on a device or in
+    # MPI.
     meets_unseen: bool = True
 
 
@@ -260,7 +261,7 @@ class Launch:
     loss_jump: float = defaults.LOSS_JUMP  # 0 if jumps are not detected
     loss_jump_fault: bool = False  # whether a jump is a fault; otherwise it only causes a warning
     jumped: tuple[LossJump, ...] = ()
-    # How long to wait for a live peer. This is longer than any limit after which a peer is late.
+    # How long to wait for a live peer. This exceeds every limit after which a peer is considered late.
     patience_s: float = defaults.PATIENCE_S
     restore: Restore | None = None
     grace_s: float = defaults.GRACE_S  # the time limit for the finalizers of a script that has ended
@@ -268,10 +269,11 @@ class Launch:
     # its ranks. () if that is the next member for each. Not in the journal: only members that share a node or
     # a rack need it, and only on a cluster, where the Supervision contains it.
     backups: tuple[int, ...] = field(default=(), metadata={**UNRECORDED, **added()})
-    # If the group that saved the state had another size: for each member, the position in that group from
-    # whose ranks' private states it continues; -1 if it is new. () if each member keeps its position.
+    # If the group that saved the state had another size, element i is the position, in that group, of the
+    # member whose ranks' private states the i-th member continues from; -1 if the i-th member is new. () if
+    # each member keeps its position.
     states_of: tuple[int, ...] = field(default=(), metadata=added())
-    # whether the user allows other numbers of ranks, so that the ranks report whether the script does
+    # whether the user allows other numbers of ranks; if so, the ranks report whether the script does too
     may_resize: bool = field(default=False, metadata=added())
 
 

@@ -276,9 +276,10 @@ class MemberReport:
     # None if the supervisor reads the storage itself. Not in the journal, because decisions use the
     # supervisor's index of checkpoints.
     storage: StorageListing | None = field(default=None, metadata=UNRECORDED)
-    # Those of the order's `neighbours` that this member reached before and does not reach now, while its
-    # ranks are held up, and for how long it has reached none of them. Not in the journal: only members on a
-    # cluster have neighbours. Only sent to a supervisor that has named neighbours on the same connection.
+    # While this member's ranks are held up: the order's `neighbours` that the member reached before but
+    # cannot reach now, and for how long it has reached none of them. Not in the journal: only members on a
+    # cluster have neighbours. These fields are only sent to a supervisor that has named neighbours on the
+    # same connection.
     unreached: tuple[str, ...] = field(
         default=(), metadata={**UNRECORDED, **added(), **at_most(MAX_NEIGHBOURS)}
     )
@@ -410,8 +411,8 @@ class MemberOrder:
     # For "run" on a cluster: the `peer_url` of the members with the ranks before and after the member's own.
     # Only sent to a sidecar whose connection has the feature `NEIGHBOURS`.
     neighbours: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
-    # Those of `neighbours` that count as out of reach even if the member has never reached them. Only sent to
-    # a sidecar whose connection has the feature `MUST_REACH`.
+    # The `neighbours` that can be considered out of reach even if the member has never reached them. Only
+    # sent to a sidecar whose connection has the feature `MUST_REACH`.
     must_reach: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
 
 

@@ -264,7 +264,8 @@ _OF_NO_STEP = of_kinds(PhaseKind.START, PhaseKind.END)
 def tail_began_ns(found: Progress) -> int:
     """Return when the work after the last commit began, or 0 if the rank is not doing such work.
 
-    This work lasts until the loop requests the next step. It includes pauses within it and work after a loop.
+    This work lasts until the loop requests the next step. It includes any pauses during the work, and work
+    after a loop.
     """
     since_ns = max(0, found.tail_since_ns)
     if found.phase is Phase.TAIL:

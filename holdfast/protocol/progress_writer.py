@@ -239,7 +239,7 @@ class Page:
         `samples`, `tokens` and `flops` count only this step; the page has their sums. A NaN means that a
         number is not known. The time of a generation's first step is stored in `first_step_s` and not in the
         ring. It includes compilation and cache warm-up, whereas the times in the ring determine when a rank
-        counts as hung.
+        is considered hung.
         """
         now_ns = self._clock()
         try:
@@ -461,7 +461,7 @@ def _with(words: tuple[int, ...], step: int, wanted: bool) -> tuple[int, ...]:
 
 
 def _ruled(words: tuple[int, ...], places: int) -> tuple[int, ...]:
-    """Return at most `places` of these steps, newest first, omitting one step if there is one too many.
+    """Return at most `places` of these steps, newest first. If there is one too many, omit one step.
 
     Of the older steps, the last one at each mark of the ruler (`kept_steps`) is kept. Copies are made at
     steps on high marks, which are a second or more apart. Without this rule, if steps take only a few

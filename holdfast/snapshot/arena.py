@@ -213,7 +213,7 @@ class Arena:
             raise
 
     def being_read(self) -> CommitRecord | None:
-        """Return the snapshot that is next to be overwritten if readers hold its slot; otherwise return None.
+        """Return the snapshot that would be overwritten next if readers hold its slot; otherwise return None.
 
         A reader may hold the slot for as long as it takes to write a checkpoint to storage. The snapshot
         stays intact during this time.

@@ -89,7 +89,7 @@ class CommitRecords:
         return CommitRecord(slot, generation, step, world_size, total, self._paths[slot], sequence)
 
     def next_sequence(self) -> int:
-        """Return a higher sequence number than any earlier commit has, including discarded commits."""
+        """Return a sequence number higher than that of any earlier commit, including discarded commits."""
         first, second = _SEQUENCE.unpack_from(self._page)
         return int((max(first, second) + 1) % 2**64)
 

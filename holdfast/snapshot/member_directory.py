@@ -24,7 +24,7 @@ RUN/                         the run's folder: one for each local run, one for e
 ```
 
 If the keeper of a local run is killed, the members remove the run's folder. Each process of a member calls
-`leave_member` when it exits; if the keeper has exited, this call removes the member's folder. The last
+`leave_member` when it exits. If the keeper has exited, this call removes the member's folder. The last
 member, which finds no other member's folder, removes the run's folder as well.
 """
 

@@ -112,7 +112,7 @@ class PrivateReader:
         return max(found, key=lambda blob: blob.generation, default=None)
 
     def stored(self, generation: int, step: int) -> StoredEntry | None:
-        """Return the entry in the place of `step` if it has this `generation` and this or a later step.
+        """Return the entry in the place of `step` if it has this `generation`, and this step or a later one.
 
         Otherwise, return None. Each call that finds such an entry reads only one record and makes no system
         call, so it is cheap enough for every step. Other calls first check whether the file was replaced, and

@@ -202,7 +202,7 @@ class Slot:
     def _is_open(self) -> bool:
         """Return whether the file is open and was opened by this process.
 
-        A descriptor that was inherited from the parent does not count, because its lock is shared.
+        The result is False for a descriptor that was inherited from the parent, because its lock is shared.
         """
         return self._descriptor >= 0 and self._opened_by == os.getpid()
 

@@ -39,7 +39,7 @@ from holdfast.snapshot import tensor_copy
 
 # Each range may split a mapping into three, and a process may have only about 65,000 mappings.
 MOST_RANGES = 4096
-MOST_STRETCHES = 128  # a scan lists at most this many stretches; the rest of the range counts as written
+MOST_STRETCHES = 128  # a scan lists at most this many stretches; the rest of the range is treated as written
 
 _SYSCALL = {"x86_64": 323, "aarch64": 282}  # userfaultfd
 _USER_MODE_ONLY = 1  # this needs no privilege, and suffices because the kernel resolves all faults
@@ -84,7 +84,7 @@ class WrittenPages:
                 each for each in largest if _is_within(own, each) and self._register(each)
             )
             for each in self._watched:
-                self._scan(*_pages(each), 1)  # raises OSError on an old kernel
+                self._scan(*_pages(each), 1)  # raises OSError if the kernel is too old
         except BaseException:
             self.close()
             raise
@@ -126,7 +126,7 @@ class WrittenPages:
         return found if stopped >= end else [*found, (stopped, end)]
 
     def close(self) -> None:
-        """End the watch and release the kernel's resources. After that, every range counts as written."""
+        """End the watch and release the kernel's resources. After that, every range is treated as written."""
         _close(self._files)
 
 

@@ -1,4 +1,4 @@
-"""Say what to do about objects that Holdfast cannot protect, and about changes that it cannot restore."""
+"""Explain what to do about objects that Holdfast cannot protect, and changes that it cannot restore."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A copy that is made after the commit contains what is in memory at that moment. Since the commit, a script may
 have swapped in averaged weights for an evaluation, merged adapters, or moved the weights temporarily (SAM),
-all without calling Holdfast. So each commit takes a footprint of the state, at a cost of a few microseconds,
-to compare with the state before and after each copy. It consists of:
+all without calling Holdfast. So each commit takes a footprint of the state, at a cost of a few microseconds.
+The state is compared with the footprint before and after each copy. The footprint consists of:
 
 - the version counters of all parameters and all tensors in the optimizers' states;
 - the addresses of some of these tensors, and a few words of their content;
@@ -15,7 +15,7 @@ content reveal such writes: swapping the weights would change at least one of th
 read, because reading them would mean waiting for the device.
 
 Writes to an object whose state_dict returns copies of its tensors cannot be detected. Such objects are listed
-in `ChangeDetector.unseen`. Iterable objects are ignored, because they are data, which the script may load in
+in `ChangeDetector.unseen`. Iterable objects are ignored, because they are data that the script may load in
 advance.
 """
 
@@ -378,7 +378,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _is_other(value: Any) -> bool:
-    """Return whether `value` is of one of the script's own classes, and not iterable, as data would be."""
+    """Return whether `value` is of one of the script's own classes and, unlike data, not iterable."""
     import torch
 
     ours = (torch.nn.Module, torch.optim.Optimizer)

@@ -61,7 +61,7 @@ class Device(Protocol):
     queues: bool  # if False, all work is complete when a call returns, so neither marks nor copies are needed
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is on this device, and its content therefore depends on the queue."""
+        """Return whether the tensor is on this device. If so, its content depends on the queue."""
 
     def mark(self) -> QueueMark:
         """Put a mark after all work that the calling thread has queued so far, and return the mark."""

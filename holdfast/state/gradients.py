@@ -95,7 +95,8 @@ def _sum(parameter: torch.Tensor) -> float:
 def state_is_spoilt(modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Return whether a parameter, an optimizer's state or a buffer contains a number that is not finite.
 
-    This reads the whole state. In buffers, only NaN counts, because a mask may contain infinities by design.
+    This reads the whole state. In buffers, only NaN counts as not finite, because a mask may contain
+    infinities by design.
     """
     import torch
 

@@ -87,7 +87,7 @@ class LossGuard:
         self._losses.learn(loss)
 
     def usual(self) -> str:
-        """Describe the losses in the window, and the limit above which a loss counts as a jump."""
+        """Describe the losses in the window, and the limit above which a loss is considered a jump."""
         ordered = self._losses.ordered
         if not ordered:
             return "no losses yet"

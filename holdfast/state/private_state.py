@@ -163,8 +163,8 @@ class PrivateState:
     def changed_after(self, core: list[Section]) -> str | None:
         """Return the name of a buffer that differs from `core`, or None.
 
-        A buffer that is now a copy of an unchanged buffer does not count, because the script would make the
-        same copy after a restart.
+        A buffer that is now a copy of an unchanged buffer is ignored, because the script would make the same
+        copy after a restart.
         """
         before, now = dict(core), dict(self._buffer_sections())
         changed = {key: content for key, content in now.items() if before.get(key) != content}
@@ -248,7 +248,7 @@ class PrivateState:
         return self._objects
 
     def no_data(self, names: set[str]) -> list[str]:
-        """Return the sorted names of the objects among `names` that are not iterable, as data loaders are."""
+        """Return the sorted names of the objects in `names` that, unlike data loaders, are not iterable."""
         data = ("__iter__", "__next__")
         return [n for n in sorted(names) if not any(hasattr(type(self._objects[n]), each) for each in data)]
 

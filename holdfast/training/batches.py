@@ -3,7 +3,7 @@
 A step's samples, and the random numbers that a dataset augments them with, depend only on (seed, step, rank,
 world sizes so far), not on the process that loads them. So there is no position to save. A loop that resumes
 at step n begins with the batch of step n, and reloads batches that were prefetched before the fault. If the
-number of ranks changes, the epoch continues with the samples that follow.
+number of ranks changes, the epoch continues with the next samples in its order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Batches:
         """Check the options and the size of the dataset.
 
         With `drop_last`, the last samples of an epoch are dropped if they do not fill a batch on every rank.
-        Otherwise, the last batches are completed with samples from the beginning of the epoch.
+        Otherwise, samples from the beginning of the epoch fill the last batches.
 
         Raises:
             BadInput: the dataset has no length or too few samples for a step, or an option is not allowed.

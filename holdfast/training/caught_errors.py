@@ -33,7 +33,7 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 class PeerConnections:
     """This process's connections to its peers, which stay open while the peers live.
 
-    Checks only the state of the sockets, and neither reads them nor keeps them open.
+    Checks only the state of the sockets. It neither reads from them nor keeps them open.
     """
 
     def __init__(self, inodes: dict[int, int]) -> None:

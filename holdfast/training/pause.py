@@ -19,8 +19,8 @@ class Pause:
 
     A pause that is used in neither way has no effect. When it is garbage-collected, it calls `unused` with a
     warning that names the line of the `state.pause` call. Decorating an `async def` or a generator function
-    raises `BadInput`, because the body of such a function runs after the call has returned, when the pause
-    would already be over.
+    raises `BadInput`, because the body of such a function runs only after the call has returned, and by then
+    the pause would have ended.
     """
 
     def __init__(

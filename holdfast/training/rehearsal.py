@@ -1,4 +1,4 @@
-"""Train a throwaway model in a warm process, to keep lazy initialisation out of a recovery."""
+"""Train a throwaway model in a warm process, so that a recovery is not delayed by lazy initialisation."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class State:
         `samples`, `tokens` and `flops` are the totals of this step over all ranks.
 
         The call does not wait for tensors on a GPU. They are checked and displayed when the next step is
-        committed. At most, the call waits until the GPU has finished the previous step.
+        committed. The call waits at most until the GPU has finished the previous step.
 
         Raises:
             BadInput: the call is outside of a step or is the second one in a step, an argument is not a

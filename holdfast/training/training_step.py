@@ -14,7 +14,7 @@ each of them is a list of actions. `Protection` and `WriteGate` do the work; thi
 | `after_write`  | mark the end of the writes in the device's queue                                        |
 | `commit`       | check the numbers; check the private state; count and show the step; record its         |
 |                | footprint; end the writes at the gate; take a snapshot if one is due                    |
-| `end_tail`     | the script's work after the commit is over; detect the changes that it made             |
+| `end_tail`     | the script's work after the commit has ended; detect the changes that it made           |
 
 This order is crash-consistent: if a process is killed between any two of these actions, either the state of a
 committed step is whole in memory, or the rank reports that it is between two steps and another rank provides
@@ -134,7 +134,7 @@ class TrainingStep:
     def backward(self) -> None:
         """Record that a differentiable forward pass has ended.
 
-        This sends private state early if it is final, and advances a snapshot in progress.
+        This sends private state early if that state is final, and advances a snapshot in progress.
         """
         self.show_phase(Phase.BACKWARD)
         self.has_consulted = True

@@ -31,7 +31,7 @@ class WorldSizes:
     """The numbers of ranks of a run, up to this rank's generation."""
 
     def __init__(self, world_size: int, saved_by: int = 0) -> None:
-        """Begin with what the supervisor knows: `saved_by` ranks saved the state; 0: as many as now."""
+        """Begin with what the supervisor knows: `saved_by` ranks saved the state (0: as many as now)."""
         self._now, self._before = world_size, saved_by or world_size
         self.steps: tuple[SizedSteps, ...] = (SizedSteps(0, self._before),)
         self.hook: OnResize | None = None
@@ -123,7 +123,7 @@ class _Stretch:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """Where a step is: its epoch, and how many samples of the epoch precede it."""
+    """The position of a step: its epoch, and how many samples of the epoch precede it."""
 
     epoch: int
     offset: int
@@ -151,7 +151,7 @@ class EpochPlan:
                 epoch, offset = place.epoch, place.offset
 
     def place(self, step: int) -> SamplePlace:
-        """Return where `step` is."""
+        """Return the position of `step`."""
         return self._place(self._stretch(step), step)
 
     def position(self, step: int) -> int:

@@ -1,6 +1,6 @@
 """Refuse `join` in a process that a rank's script has started, for example as another copy of the script.
 
-Otherwise each of these processes, one per rank, would train alone, and the run would appear to succeed.
+Otherwise each of these processes (one per rank) would train alone, and yet the run would appear to succeed.
 """
 
 from __future__ import annotations

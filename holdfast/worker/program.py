@@ -49,7 +49,7 @@ import importlib.util, sys
 sys.exit({_NOT_FOUND} if importlib.util.find_spec(sys.argv[1]) is None else 0)
 """
 _MAX_FILES = 200  # at most this many local modules are searched for `import holdfast`
-# Whether holdfast is imported, which other modules from outside the script's folder are imported, and the
+# Whether holdfast is imported, which other modules are imported from outside the script's folder, and the
 # files of the local modules.
 _ImportScan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 

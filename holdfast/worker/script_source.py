@@ -150,7 +150,7 @@ def change_of(file: SourceFile) -> str:
 
 
 def change_message(file: SourceFile, what: str, program: Program, here: str) -> str:
-    """Return a message that a file has changed or was removed, and what this means for the run."""
+    """Return a message saying that a file has changed or was removed, and what this means for the run."""
     inside = here and file.path.startswith(here.rstrip("/") + "/")
     name = os.path.relpath(file.path, here) if inside else file.path
     name = "".join(each if each.isprintable() else "?" for each in name)

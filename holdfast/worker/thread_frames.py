@@ -109,8 +109,9 @@ _AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's o
 class BackgroundThreads:
     """Warns about a rank's working background threads, whose work a restart or stop would cut off for good.
 
-    Threads that existed at the first commit do not count, because they load data or do similar work. Nor do
-    daemon threads, which are cut off whenever a process exits, or threads that only wait for their next task.
+    Threads that existed at the first commit are ignored, because they load data or do similar work. So are
+    daemon threads, which are cut off whenever a process exits, and threads that only wait for their next
+    task.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -110,17 +110,20 @@ _COMMANDS = {
         " exit code is the verdict even if the output cannot be written.",
     ),
     "watch": ("watch and print changes, until Ctrl-C", ""),
-    "serve": ("run as a service with an HTTP API", "It exits within 2 s of SIGTERM, even if sensors hang."),
+    "serve": (
+        "run as a service with an HTTP API",
+        "The service exits within 2 s of SIGTERM, even if sensors hang.",
+    ),
     "history": ("print the findings raised, changed and cleared on this node", ""),
     "inject": (
         "inject an observation into a running `serve --test`",
-        "An agent that runs without `--test` refuses it.",
+        "An agent that runs without `--test` refuses the observation.",
     ),
     "explain": ("print the meaning, the source and the remedy of a code or a check", ""),
     "clear": ("declare one entity healthy and clear its findings", ""),
     "release": (
         "make the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
-        "It returns when the agent has closed NVML. With `--end`, the agent opens NVML again.",
+        "The command returns once the agent has closed NVML. With `--end`, the agent opens NVML again.",
     ),
     "forget": (
         "forget what the agent has learned about this node's hardware, after an intended change",
@@ -136,7 +139,7 @@ def _looking(check: _Parser, watch: _Parser, serve: _Parser) -> None:
         type=_SECONDS,
         default=2.0,
         metavar="TIME",
-        help="how long to look: 10, 10s, 2m (2s)",
+        help="how long to look, such as 10, 10s or 2m (2s)",
     )
     serve.add_argument(
         "--listen",
@@ -221,7 +224,7 @@ def _releasing(release: _Parser) -> None:
         type=_SECONDS,
         default=600.0,
         metavar="TIME",
-        help="how long NVML stays closed: 90s, 10m (10m)",
+        help="how long NVML stays closed, such as 90s or 10m (10m)",
     )
     release.add_argument("--end", action="store_true", help="end the release now")
     release.add_argument("--why", default="", help="the reason, kept in the record")

@@ -81,8 +81,8 @@ class CheckpointSchedule:
         """Save the newest snapshot that is certainly good.
 
         A snapshot is good once every rank is past its step and none changed its state after the commit.
-        Return False while it is unknown whether a snapshot is good, and while another checkpoint is being
-        written, because if both slots were pinned, no snapshot could be taken or fetched.
+        Return False while it is unknown whether a snapshot is good. Also return False while another
+        checkpoint is being written: if both slots were pinned, no snapshot could be taken or fetched.
         """
         if self._saver.busy:
             return False

@@ -66,7 +66,7 @@ class Holdings:
         return tuple(HeldSnapshot(r.generation, r.step, r.total_bytes) for r in self.arena.records())
 
     def states(self) -> HeldStates:
-        """Return what this member holds of the steps that it has snapshots of."""
+        """Return what this member holds for the steps of its snapshots."""
         slots = self.slots()
         steps = {each.step for each in slots}
         return HeldStates(slots, tuple(each for each in self.privates() if each.step in steps))
@@ -134,7 +134,7 @@ class Holdings:
         return path
 
     def forget_restored(self, wanted: frozenset[tuple[int, int, int]], resumed_step: int = -1) -> None:
-        """Remove the files that no start can still need. Call this before writing the files of a start.
+        """Remove the files that no start can need any more. Call this before writing the files of a start.
 
         The states in `wanted` (rank, generation, step) are kept. The newest state of each rank is also kept
         for each step that has a snapshot, because `privates` lists it, and for `resumed_step`, because

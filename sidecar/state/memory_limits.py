@@ -27,8 +27,8 @@ _MEMINFO = Path("/proc/meminfo")
 def measure(directory: Path, state_bytes: int) -> MemoryUse:
     """Return how much memory the snapshots and private states in `directory` use, and how much is available.
 
-    Usage that cannot be read is reported as zero, and available memory that cannot be read as unlimited, so
-    that the supervisor does not refuse a start because of it.
+    If the usage cannot be read, it is reported as zero; if the available memory cannot be read, it is
+    reported as unlimited. Otherwise the supervisor might refuse a start because of the missing value.
     """
     slots = private = 0
     with suppress(OSError):

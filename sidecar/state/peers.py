@@ -4,7 +4,7 @@ On both sides, threads transfer snapshot bytes, bypassing the event loop: see `s
 and `sidecar.state.snapshot_fetch`.
 
 Standbys also copy snapshots while the group trains (`sidecar.standby_copy`). Such a transfer is slow on
-purpose, and ends as soon as another reader needs a snapshot, or this member may no longer spare one.
+purpose. It ends as soon as another reader needs a snapshot, or this member can no longer spare one.
 """
 
 from __future__ import annotations

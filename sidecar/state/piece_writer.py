@@ -35,9 +35,9 @@ from sidecar.state.snapshot_send import crc32
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # how many pieces are written at a time; each is in memory up to three times
+THREADS = 4  # how many pieces are written at a time; memory holds up to three copies of each
 HOLD_S = 2.0
-POLL_S = 0.25  # between two checks of whether the writer is still waiting
+POLL_S = 0.25  # the time between two checks of whether the writer is still waiting
 READ_BYTES = 1 << 20  # read at a time; a snapshot that is to be released stays pinned until the read ends
 
 # A separate pool, so that if storage hangs, only further pieces are refused and everything else continues.
@@ -233,7 +233,7 @@ class _HelpedWriter:
         self.record = identity[2]
         self.reader = reader
         self.active = 0  # the number of threads that write for it
-        self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # the reason
+        self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # gives the reason
 
     def stop(self, why: str) -> None:
         """Refuse the pieces in progress with the reason `why`, and release the snapshot for good."""

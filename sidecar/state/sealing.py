@@ -2,8 +2,8 @@
 
 Seals reveal later damage to a snapshot, and replicas that have diverged. To compare replicas, members must
 seal the same steps, although slower members can seal fewer of them. Each member therefore doubles its
-interval until it stays within its share, so that a faster member seals every step that a slower member seals.
-A snapshot that stays the newest for `LINGER_S` is sealed at any step.
+interval until it stays within its share, so a faster member seals every step that a slower member seals. A
+snapshot that stays the newest for `LINGER_S` is sealed regardless of its step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sidecar.state import background
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25  # between two checks for a snapshot to seal; damage before the seal is not detected
+POLL_S = 0.25  # the time between two checks for a snapshot to seal; damage before the seal is not detected
 SHARE = 0.003  # the share of a core that sealing may use
 LINGER_S = 2.0  # a snapshot that has been the newest for this long is sealed regardless of its step
 MOST = 1 << 20  # steps between two seals

@@ -43,12 +43,12 @@ _Asker: TypeAlias = "Callable[[StateSource, int, int, float], _Connection]"  # _
 
 @dataclass(frozen=True, slots=True)
 class FetchManner:
-    """How to fetch: as fast as possible, or spared, at a rate that the holder limits.
+    """How to fetch: as fast as possible, or at a rate that the holder limits so as to spare the training.
 
     The fetch fails soon after `wanted` begins to return False.
     """
 
-    route: str = "slot"  # of the holder's server, see `sidecar.state.peers.application`
+    route: str = "slot"  # a route of the holder's server, see `sidecar.state.peers.application`
     streams: int = STREAMS
     wanted: Callable[[], bool] = lambda: True
 
@@ -220,7 +220,7 @@ class _Transfer:
     def _watch(self, streams: list[threading.Thread]) -> None:
         """Wait until the transfer ends.
 
-        If a part stalls, shut down its connection, so that its stream gives it up.
+        If a part stalls, shut down its connection, so that its stream gives up the part.
         """
         while any(each.is_alive() for each in streams):
             with self._change:
@@ -395,7 +395,7 @@ def _ask(
 def _begun(source: StateSource, url: str, line: socket.socket, begin: int) -> _Connection:
     """Read the header of a response. Raises `FetchFailed`, `OSError`, `ValueError` or `KeyError`."""
     raw = b""
-    # Read no byte of the body here, because the body must be received into the slot.
+    # Do not read any byte of the body here, because the body must be received into the slot.
     while not raw.endswith(b"\r\n\r\n"):
         room = 1 if raw.endswith(b"\r\n\r") or len(raw) >= MAX_HEAD_BYTES else _until_end(line)
         piece = line.recv(room)

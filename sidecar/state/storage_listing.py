@@ -15,7 +15,7 @@ from holdfast.process import event_loop
 from holdfast.protocol.foreign_text import shortened
 from holdfast.protocol.member_messages import MAX_LISTED, StorageListing
 
-EVERY_S = 10.0  # between two listings, because other members also write checkpoints
+EVERY_S = 10.0  # the time between two listings; other members also write checkpoints
 # The same if each request costs money. The member that writes a checkpoint lists immediately afterwards.
 PAID_EVERY_S = 60.0
 ANSWER_S = 30.0  # a listing that takes longer is treated as failed, although storage may still complete it

@@ -83,7 +83,7 @@ class RequestLimits:
     write_s: float = 300.0
     read_s: float = 600.0
     stall_s: float = 30.0
-    retry_s: float = 90.0  # no attempt begins later than this after the first one
+    retry_s: float = 90.0  # no attempt begins later than this after the first attempt
     retries: int = 8
     first_pause_s: float = 0.2
     longest_pause_s: float = 10.0

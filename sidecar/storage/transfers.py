@@ -23,7 +23,7 @@ from sidecar.storage.object_client import ObjectClient, ObjectStoreError
 
 PARTS = 4  # how many parts are transferred at a time; each is held in memory
 FEW = 1000  # if a file would have more parts, its parts become larger than a chunk
-LARGEST = 2 * CHUNK_BYTES  # bounds the content in memory to 64 MiB, or twice that while it is copied
+LARGEST = 2 * CHUNK_BYTES  # limits the content in memory to 64 MiB, or twice that while it is copied
 TRIES = 3  # attempts to read each part, in addition to the library's retries of each request
 
 Part = tuple[str, int, int]  # key, first byte, end
@@ -128,8 +128,8 @@ def download(
 ) -> str | None:
     """Download the file `entry` to `target`. Return what is wrong with it on storage; None if it is intact.
 
-    Parts that an interrupted download has left, even in an earlier process, are verified and not read again.
-    Raises `OSError` if storage or the disk fails.
+    Parts that an interrupted download has left, even in an earlier process, are verified instead of being
+    read again. Raises `OSError` if storage or the disk fails.
     """
     partial = target.with_name(f".{target.name}.partial")
     found = _reads(base, entry, layout)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.progress import Progress
 
-BLOCKS = 10  # in a window, which therefore covers at least 50 steps and at least 5 s
+BLOCKS = 10  # the number in a window, which therefore covers at least 50 steps and at least 5 s
 BLOCK_STEPS = 5  # the fewest steps in a block
 # The shortest duration of a block. If steps take 1 ms, a brief load on a core must not slow down a whole
 # window.

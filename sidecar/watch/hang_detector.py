@@ -10,7 +10,7 @@ Holdfast takes, joining, and restoring. A rank that exceeds a separate limit is 
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
 first such step, it cannot know whether there will be any: the script may run inference, or be the parent of
 the training processes. Such a rank is late after half of the limit for a first step. It is then inspected,
-and the user is warned. It never counts as hung, even after the full limit.
+and the user is warned. It is never considered hung, even after the full limit.
 
 By default, Holdfast promises to notice a hang at most `factor * p99` plus one second after the rank's last
 progress. `floor_s` uses part of that second, and leaves the rest for the inspection.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_S = 0.25  # between the first two inspections; each later gap is 1.5 times as long
+FIRST_S = 0.25  # the time between the first two inspections; each later gap is 1.5 times as long
 LAST_S = 5.0  # the longest gap
 ANSWER_S = 10.0  # an inspection that has no result after this time is treated as lost
 # While gaps are shorter than this, an inspection that the supervisor requests is due immediately.

@@ -67,7 +67,7 @@ class MemberWatch:
             state = linux.state_of(pid)[0] if self._sees_processes else liveness.UNKNOWN
             why = liveness.verdict(silent_s, state)
         if bool(why) != bool(self.silent):
-            log.warning("launcher silent" if why else "launcher speaks again", extra={"why": why})
+            log.warning("launcher silent" if why else "launcher responds again", extra={"why": why})
             self.silent = why
             self._changed()
 
@@ -78,7 +78,7 @@ class MemberWatch:
         if since_s is not None and now_s - since_s < liveness.LIMIT_S:
             why = ""
         if why != self.unreachable:
-            log.warning("launcher out of reach" if why else "launcher in reach again", extra={"why": why})
+            log.warning("launcher unreachable" if why else "launcher reachable again", extra={"why": why})
             self.unreachable = why
             self._changed()
 

@@ -5,10 +5,10 @@ each other, and no inspection of processes shows why. The sidecars of the neighb
 that the ranks use, so a connection to one of them shows that packets arrive. The kernel accepts it, even if
 that sidecar is stopped for a while.
 
-A network policy may allow the connections of the ranks but not those of the sidecars. So only a neighbour
-that this sidecar has reached before can count as out of reach. If the supervisor names a neighbour that must
-be reached, for example because it is new in the group, that one counts, too. But if this sidecar reached no
-neighbour in an earlier generation, such a policy is likely, and none counts.
+A network policy may allow the connections of the ranks but not those of the sidecars. So a neighbour can be
+considered out of reach only if this sidecar has reached it before, or if the supervisor names it as one that
+must be reached, for example because it is new in the group. But if this sidecar reached no neighbour in an
+earlier generation, such a policy is likely, and no neighbour is considered out of reach.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import time
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
-PERIOD_S = 1.0  # between two attempts to reach a neighbour
+PERIOD_S = 1.0  # the time between two attempts to reach a neighbour
 CONNECT_S = 1.5  # the limit for one attempt; the kernel sends a lost packet again after a second
-LATE_S = 0.5  # an attempt that took so much longer shows only that this process did not run
-MISSES = 3  # so many failed attempts in a row show that a neighbour is out of reach
-GAP_S = 5.0  # attempts that are further apart are not in a row
+LATE_S = 0.5  # an attempt that overruns the limit by this much shows only that this process did not run
+MISSES = 3  # this many failed attempts in a row show that a neighbour is out of reach
+GAP_S = 5.0  # attempts that are further apart are not considered to be in a row
 STARTED_S = 5.0  # the neighbours of ranks that have not completed a step are probed after this time
-FIRST_S = 10.0  # between two attempts to reach a neighbour for the first time, while nothing is wrong
+FIRST_S = 10.0  # the time between two attempts to reach a neighbour for the first time while nothing is wrong
 MAX_REACHED = 256
-# No packet came back, or there is no way to the host. Other errors are this host's own.
+# No packet came back, or there is no route to the host. Other errors have their cause on this host.
 _NO_WAY = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL})
 
 
 class NeighbourProbe:
-    """Attempts to reach the neighbours. `unreached` contains the URLs of those that it no longer reaches."""
+    """Attempts to reach the neighbours. `unreached` contains the URLs that can no longer be reached."""
 
     def __init__(self) -> None:
         self.unreached: tuple[str, ...] = ()
@@ -40,7 +40,8 @@ class NeighbourProbe:
         self._unreached_s: dict[str, float] = {}  # since when each neighbour has been out of reach
         self._last_s = 0.0  # when the last attempt began
         self._reached: set[str] = set()  # the neighbours that it has ever reached
-        # whether it has attempted to reach one that need not be reached: ever, and in an earlier generation
+        # whether it has attempted to reach a neighbour that need not be reached: ever, and in an earlier
+        # generation
         self._tried = self._tried_before = False
         self._generation = 0
         self._began_s = 0.0  # when the newest generation was first seen
@@ -55,7 +56,7 @@ class NeighbourProbe:
         Forget the results if nothing holds up the ranks.
 
         Args:
-            generation: That of the ranks.
+            generation: The generation of the ranks.
             neighbours: () unless the ranks run.
             is_late: Whether a rank of this member is late.
             settled: Whether the generation has completed a step.
@@ -79,7 +80,7 @@ class NeighbourProbe:
     def unreached_s(self) -> float:
         """For how long attempts have shown that all of `unreached` are out of reach; 0.0 if there are none.
 
-        The time since the last attempt does not count, because this process may have been stopped.
+        The time since the last attempt is not included, because this process may have been stopped.
         """
         return self._last_s - max(self._unreached_s[url] for url in self.unreached) if self.unreached else 0.0
 
@@ -89,8 +90,8 @@ class NeighbourProbe:
     async def probe(self, neighbours: Sequence[str], now_s: float, must_reach: Collection[str] = ()) -> None:
         """Attempt to reach each neighbour once, and update `unreached`.
 
-        Those in `must_reach` count even if they have never been reached, unless earlier generations had
-        neighbours, and none of them was ever reached either.
+        Neighbours in `must_reach` can be out of reach even if they have never been reached, unless earlier
+        generations had neighbours and none of those was ever reached either.
         """
         generation = self._generation
         answers = await asyncio.gather(*(_reaches(url) for url in neighbours))
@@ -111,7 +112,7 @@ class NeighbourProbe:
                 self._misses[url] = self._misses.get(url, 0) + 1
                 if self._misses[url] == MISSES:
                     self._unreached_s[url] = now_s
-            else:  # an attempt without a result proves nothing, so the next one begins a new row
+            else:  # an attempt without a result proves nothing, so the count starts again
                 self._misses.pop(url, None)
                 self._unreached_s.pop(url, None)
         self.unreached = tuple(url for url in neighbours if url in self._unreached_s)

@@ -159,8 +159,8 @@ class ProgressMonitor:
     ) -> tuple[RankProgress, ...]:
         """Return the progress of the ranks of `generation`, from pages that are read now.
 
-        So the progress is as recent as a fault in the same report. `ended` maps each rank that has ended to
-        the time when it ended. Its page has not changed since, so its durations end at that time.
+        The progress is therefore as recent as a fault in the same report. `ended` maps each rank that has
+        ended to the time when it ended. Its page has not changed since, so its durations end at that time.
         """
         for local_rank, watched in enumerate(self._watched):
             self._read(local_rank, watched)

@@ -15,9 +15,9 @@ from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import LauncherState, RankState
 
 # Longer than the absence of a supervisor that will return: 350 s until Kubernetes replaces its pod on a lost
-# node (50 s until the node counts as lost, and 300 s for which pods tolerate this), 300 s to pull the image,
-# 60 s to start, and 8 s for the Lease make 718 s. Upgrades and failovers need only some of this time. A
-# supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
+# node (50 s until the node is considered lost, and 300 s for which pods tolerate this), 300 s to pull the
+# image, 60 s to start, and 8 s for the Lease make 718 s. Upgrades and failovers need only some of this time.
+# A supervisor that cannot reach the API server keeps its connections, and a new one waits until the server is
 # back.
 LIMIT_S = 900.0
 
@@ -30,7 +30,7 @@ class LoneWait:
     exit_code: int
 
     def left_s(self, now_s: float) -> float:
-        """Return how long the wait continues; 0 if it is over."""
+        """Return how long the wait still lasts; 0 if it has ended."""
         return max(0.0, self.since_s + LIMIT_S - now_s)
 
 
@@ -50,8 +50,8 @@ def later(
         state: The launcher's state; None if it is not connected.
         alone_since_s: The time since which there has been no supervisor; None if there is one.
         now_s: The current time.
-        lateness_s: How long this process was delayed since the last call. It could not hear a supervisor
-            during that time, so the time does not count.
+        lateness_s: How long this process was delayed since the last call. It could not hear from a supervisor
+            during that time, so the time is not counted.
     """
     code = exit_code(state)
     if code is None or alone_since_s is None:
@@ -64,9 +64,9 @@ def later(
 def exit_code(state: LauncherState | None) -> int | None:
     """Return the exit code for a member whose ranks can do nothing more without orders; None for any other.
 
-    If ranks have failed, this is the code of the first that did, not of those that failed because they lost
-    it. It is 0 if all ranks have finished. A member whose ranks have not started yet needs a supervisor too,
-    but it has neither failed nor finished, so it continues to wait.
+    If ranks have failed, this is the code of the first rank that failed, not of a rank that failed because it
+    lost that rank. It is 0 if all ranks have finished. A member whose ranks have not started yet needs a
+    supervisor too, but it has neither failed nor finished, so it continues to wait.
     """
     if state is None or state.stopped or not state.ranks:
         return None

@@ -129,10 +129,10 @@ _STOP_ABOUT = """\
 Waits until the run has ended. The exit code is 1 if this takes too long. Ctrl-C ends only this
 command, and the run still stops.
 
-On a cluster, this ends the training, but not the owner of the pods, which may create new ones until
-its own limits are reached. Holdfast ends these pods too, until you remove the request. The command
-prints what the owner does next, and the kubectl commands that delete, suspend or resume it. Without
-holdfast.dev/checkpoints, no checkpoint is saved, and the state is lost with the pods."""
+On a cluster, this ends the training, but not the owner of the pods. The owner may create new pods
+until its own limits are reached; Holdfast ends these pods too, until you remove the request. The
+command prints what the owner does next, and the kubectl commands that delete, suspend or resume it.
+Without holdfast.dev/checkpoints, no checkpoint is saved, and the state is lost with the pods."""
 
 
 def _in_two_columns(rows: Mapping[str, str]) -> str:
@@ -147,9 +147,10 @@ Use it to see how your training recovers. KIND is one of
 {_in_two_columns({name: each.description for name, each in DRILLS.items()})}"""
 
 _DEMO_ABOUT = """\
-Trains the model twice, undisturbed and with nine injected faults (with --quick, three), prints how
-the run recovered from each fault, and compares the final weights bit for bit. Needs torch and
-numpy. The exit code is 0 only if the run recovered from every fault and the weights are equal.
+Trains the model twice: once undisturbed, and once with nine injected faults (three with --quick).
+Prints how the run recovered from each fault, and compares the final weights bit for bit. Needs
+torch and numpy. The exit code is 0 only if the run recovered from every fault and the weights are
+equal.
 
 With --cluster, the demo installs Holdfast in the cluster unless it is already installed, injects
 faults into a Job of two pods, and compares the Job's weights with those of an undisturbed Job under
@@ -177,8 +178,8 @@ The states are healthy, degraded (keeps its work), suspect (a fault is not confi
 confirmed fault, but a storm or the breaker prevents the quarantine), quarantined, waived (released by
 an operator despite its findings) and unknown (its agent is silent). The list is computed from the Node
 objects with your own permissions, and works even while the supervisor is down. Requests require
-permission to patch nodes; the supervisor carries them out. The exit code is 1 if it does not do so in
-time."""
+permission to patch nodes; the supervisor carries them out. The exit code is 1 if the supervisor does
+not do so in time."""
 
 _MANIFEST_ABOUT = """\
 FILE is a manifest, or - for standard input. Adds Holdfast to each pod template that has the
@@ -188,18 +189,18 @@ because only the webhook has it. The exit code is 1 if a template with the annot
 injected, and 2 if there is no pod template."""
 
 _PLAN_ABOUT = """\
-Prints for each number of standbys how much of the time the job trains and what that costs, the
-number with the cheapest useful GPU hour, how often to write checkpoints, and what would change the
-answer. Nothing is started, and no cluster is contacted.
+Prints how much of the time the job trains with each number of standbys, and what that costs. Also
+prints which number has the cheapest useful GPU hour, how often to write checkpoints, and what would
+change the answer. Nothing is started, and no cluster is contacted.
 
 A standby is a node that is ready but does not train. Without standbys, all nodes wait while a single
-node is repaired. Each standby takes up a node all the time.
+node is repaired. Each standby occupies a node all the time.
 
-The defaults come from Meta's training of Llama 3 (arXiv 2407.21783): 419 unexpected interruptions
-in 54 days on 16,384 GPUs, 350 of which took a node away; three manual interventions; at most 4 GB
-of state per GPU; and storage that writes 2 TB/s. The detection and recovery times are the limits
-that Holdfast is designed for. The repair time, the step time and the slowdown are assumptions:
-replace them with your own values. docs/sizing.md has the formulas.
+The defaults come from Meta's training of Llama 3 (arXiv 2407.21783): 419 unexpected interruptions,
+350 of which took a node away, and three manual interventions in 54 days on 16,384 GPUs; at most
+4 GB of state per GPU; and storage that writes 2 TB/s. The detection and recovery times are the
+limits that Holdfast is designed for. The repair time, the step time and the slowdown are
+assumptions: replace them with your own values. docs/sizing.md has the formulas.
 
 A TIME is a number with a unit, such as 30s, 5m, 50000h, 90d or 3y (a year has 365 days)."""
 

@@ -21,8 +21,8 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        # The attention has no dropout, because there is no fused CPU kernel with dropout, and a step would
-        # take 1.5 times as long without one.
+        # The attention has no dropout, because there is no fused CPU kernel with dropout, and without a fused
+        # kernel a step would take 1.5 times as long.
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y = self.out(y.transpose(1, 2).reshape(batch, length, width))
         return F.dropout(y, self.dropout, self.training)

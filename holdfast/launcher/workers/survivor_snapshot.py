@@ -2,7 +2,7 @@
 
 One complete copy is enough. A rank that copies its state holds the arena's only free slot. Its copy may stall
 if a signal has stopped the rank, or if its main thread starves the copying thread. It would then block all
-others, so it is killed; its generation is over anyway. A rank is never killed while its copy keeps growing,
+others, so it is killed; its generation has ended anyway. A rank is never killed while its copy keeps growing,
 no matter how long the copy takes.
 """
 
@@ -58,8 +58,8 @@ class SurvivorSnapshot:
 
         If `copy` is False, the state is unusable, and the ranks are only asked not to take another step.
         Ranks that a signal has stopped are killed, because they cannot answer. A rank whose optimizer is
-        writing has already stored its private state for the step in progress, so it counts as one step ahead.
-        Returns False if the copying has already begun.
+        writing has already stored its private state for the step in progress, so it is treated as one step
+        ahead. Returns False if the copying has already begun.
         """
         if self.done or self._asked:
             return False
@@ -199,8 +199,8 @@ class SurvivorSnapshot:
     def _read(self, worker: Worker) -> Progress | None:
         """Return this rank's progress page; None if it belongs to another generation.
 
-        On a busy machine, the rank may be preempted while it writes to its page. Its state is intact
-        nevertheless.
+        On a busy machine, the rank may be preempted while it writes to its page. Even then, its state is
+        intact.
         """
         view = self._page(worker)
         if view is None:

@@ -147,8 +147,8 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
 def _is_known(optimizer: torch.optim.Optimizer, objects: Any) -> bool:
     """Return whether one of `objects` that is neither an optimizer nor a module refers to `optimizer`.
 
-    A reference to another optimizer that shares parameters with it counts too, because one of the two wraps
-    the other.
+    This includes a reference to another optimizer that shares parameters with it, because one of the two
+    wraps the other.
     """
     import torch
 

@@ -43,7 +43,7 @@ class CommittedState:
         return self.steps_done > self._tails_done
 
     def tail_is_over(self) -> None:
-        """Record that the script's work after the last commit is over."""
+        """Record that the script's work after the last commit has ended."""
         self._tails_done = self.steps_done
 
     def search_parameters(self) -> None:

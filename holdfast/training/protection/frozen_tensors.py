@@ -5,10 +5,10 @@ process wrote the slot's last snapshot, the parameter is written into the slot a
 counter, its address or a sample of its bytes has changed.
 
 If a script writes a few rows of a parameter through `.data`, for example in a memory bank or a codebook, none
-of these three shows it. So the kernel reports which pages were written since just before the copy into the
-slot (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If the kernel cannot
-report this, every skipped tensor is compared as a whole. Differences are written to the slot. After the first
-difference, tensors are no longer skipped.
+of these three reveals the write. So the kernel reports which pages were written since just before the copy
+into the slot (see `holdfast.snapshot.written_pages`), and these pages are compared with the slot. If the
+kernel cannot report this, every skipped tensor is compared as a whole. Differences are written to the slot.
+After the first difference, tensors are no longer skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SkippedTensors:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes to compare."""
+        """The number of bytes that must be compared."""
         return sum(to - at for _, at, to in self.compared)
 
 
@@ -96,7 +96,7 @@ class FrozenTensors:
         self._replace_watch(None)
 
     def wrote(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:
-        """Record that a snapshot of `tensors` was committed. They are unchanged since `take_left_out`."""
+        """Record that a snapshot of `tensors` was committed. They have not changed since `take_left_out`."""
         self._hold(tensors, record, header, self._watch)
 
     def restored(self, tensors: Tensors, record: CommitRecord, header: bytes) -> None:

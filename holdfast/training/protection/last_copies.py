@@ -54,7 +54,7 @@ class LastCopies:
         self._copies = True  # False once the supervisor has found the state to be bad
 
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
-        """Freeze the rank before its next write and copy its state; without `copy`, only freeze the rank.
+        """Freeze the rank before its next write. If `copy` is set, copy its state as well.
 
         This takes at most `GATE_S` plus the time of the copies. The gate stays frozen, because this
         generation has ended. A rank that is still restoring its state is frozen too, because its steps would
@@ -87,8 +87,8 @@ class LastCopies:
     def before_exit(self) -> None:
         """When an exception ends the main thread, copy the state if it is whole and not bad.
 
-        If it is not copied, say why in the rank's output. Another rank of the member may be copying the same
-        state, so a lack of room is not mentioned.
+        If it is not copied, the rank's output gives the reason. A lack of room is not mentioned, because
+        another rank of the member may be copying the same state.
         """
         if not self._copies:
             return

@@ -1,9 +1,9 @@
 """Detect changes to the state outside of the steps, after commits and in pauses, and warn of them once.
 
 If the script changes shared state after a commit, such as a scheduler or an average, the change becomes part
-of the state of that step. Copies that lack the change are redone. After any other change, no copy can have
-the state of that step. All copies are then discarded, and the supervisor does not resume from that step. In a
-pause, a script may swap weights as long as it puts the originals back.
+of the state of that step. Copies that lack the change are made again. After any other change, no copy can
+have the state of that step. All copies are then discarded, and the supervisor does not resume from that step.
+In a pause, a script may swap weights as long as it puts the originals back.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LateChanges:
         return self._loops > 0
 
     def silence(self) -> None:
-        """Suppress warnings of changes outside of a step, because their cause was already reported."""
+        """Suppress warnings of changes outside of a step, because their cause has already been reported."""
         self._has_warned = True
 
     # -- between two loops
@@ -153,7 +153,7 @@ class LateChanges:
             )
 
     def _warn_of_private_part(self) -> None:
-        """Warn of private objects that count as data, but change in each tail as the shared state does."""
+        """Warn of private objects that are classified as data but change in each tail, like shared state."""
         follows = self._private.no_data(self._changed_each_time or set())
         if follows:
             self._rank.warn_once(
@@ -173,7 +173,7 @@ class LateChanges:
         """Describe which private object has changed since the commit.
 
         The result is None if no object has changed or none was checked. An object that also changes in short
-        tails does not count, because it may be a prefetching loader.
+        tails is ignored, because it may be a prefetching loader.
         """
         early = self._committed.steps_done <= LOOK_CLOSELY
         if not (long or early):
@@ -207,7 +207,7 @@ class LateChanges:
         return changed - so_far
 
     def _data(self) -> set[str]:
-        """Return the private objects that count as data and may therefore change after a commit."""
+        """Return the private objects that are classified as data, so they may change after a commit."""
         return self._draw_ahead | (self._changed_each_time or set())
 
     def change_after_last(self) -> str | None:
@@ -256,7 +256,7 @@ class LateChanges:
             self._pauses.writes()
 
     def after_pause(self, label: str) -> None:
-        """Record how the pause changed the state. Weights that the script has put back count as unchanged."""
+        """Record how the pause changed the state. Restored weights are treated as unchanged."""
         what, since = self._committed.changed(), self._committed.footprint
         self._paused = True
         if what is not None and since is not None and self._before_pause is None:

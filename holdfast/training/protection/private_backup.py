@@ -296,7 +296,7 @@ class PrivateBackup:
         )
 
     def _warn_of_size(self) -> None:
-        """Warn if private state alone takes more time per step than Holdfast may use for all of its work."""
+        """Warn if private state alone takes more time per step than Holdfast may use for all its work."""
         step_s = self._rank.median_step_s()
         budget = self._rank.launch.snapshot_budget
         if not step_s or self._rank.number or self._least_s <= budget * step_s:

@@ -15,8 +15,8 @@ for cores. With one core per rank, gloo takes 1 ms per step; these connections t
 `LocalPrivateState` is for groups of one member, where the stores of all ranks are in the memory of the same
 machine. A second copy is not needed, because the stores outlive their ranks and no copy could outlive the
 member. But the order of events is the same: the optimizer's first write waits until the previous rank has
-stored its state of the step. By then, that rank has nearly always stored it, and the check reads only 64
-bytes.
+stored its state of the step. By then, that rank has nearly always stored its state, so the check needs to
+read only 64 bytes.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _address_towards(towards: str) -> str:
 
 
 def _gather(own: bytes, world_size: int) -> list[bytes]:
-    """Return the bytes that each rank has passed as `own`, by rank. Collective."""
+    """Return, by rank, the bytes that each rank has passed as `own`. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -305,7 +305,7 @@ def _gather(own: bytes, world_size: int) -> list[bytes]:
 
 
 def _accept(listener: socket.socket, secrets: tuple[bytes, ...], deadline: float) -> list[socket.socket]:
-    """Return the first connection that sends each of the secrets, in their order. Close all others.
+    """For each secret, in order, return the first connection that sends it. Close all others.
 
     The secrets are distinct and of equal length. The function does not wait for other connections. Raises
     TimeoutError if a secret has not been sent by the deadline.
@@ -323,7 +323,7 @@ def _accept(listener: socket.socket, secrets: tuple[bytes, ...], deadline: float
                         selector.register(accepted, selectors.EVENT_READ)
                         continue
                     found = [each for each in received if each is key.fileobj]
-                    for connection in found:  # none if it has just been closed
+                    for connection in found:  # empty if it has just been closed
                         missing = len(secrets[0]) - len(received[connection])
                         received[connection] += _receive_some(connection, missing)
                         if received[connection] in secrets and received[connection] not in known:
@@ -373,7 +373,7 @@ def _to_be_closed(received: Mapping[socket.socket, bytes], secrets: Sequence[byt
         each for each, sent in received.items() if not any(secret.startswith(sent) for secret in secrets)
     ]
     slow = [each for each in received if each not in wrong]
-    # Each expected rank may have connected too and be about to send its secret.
+    # Each expected rank may also have connected, and be about to send its secret.
     return wrong + slow[: max(0, len(slow) - MAX_UNIDENTIFIED - len(secrets) + 1)]
 
 

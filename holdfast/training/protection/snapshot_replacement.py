@@ -3,12 +3,12 @@
 If a script changes private state after a commit, no copy contains the changed state, so the step is void.
 
 - If this rank made the step void, it copies the next step that it does not make void. The copy waits until
-  the script's work after that commit is over, so no copy is wasted, no matter how many steps are void.
+  the script's work after that commit has ended, so no copy is wasted, no matter how many steps are void.
 - If another rank made the step void, this member receives an order to discard the snapshot. This rank notices
   the loss at the next commit, and copies the step of that commit. That step may be void too, but this becomes
   known only when its snapshot is discarded as well. Each consecutive loss roughly doubles the number of steps
-  until the next copy, up to one interval. The numbers are irregular, which keeps the copies from always
-  hitting the same phase of a pattern in the script.
+  until the next copy, up to one interval. The numbers are irregular, to keep the copies from always hitting
+  the same phase of a pattern in the script.
 - With three or more members, no member has the private states of all ranks. If only one member has a snapshot
   of a step, the private states of that step are kept for only a few steps. So all members copy a common step,
   the next multiple of half the interval, whose private states are kept for a long time. The rank that made a
@@ -86,7 +86,7 @@ class SnapshotReplacement:
 
     @property
     def is_extra(self) -> bool:
-        """True if other members may not have a copy of the step that is due."""
+        """True if other members may lack a copy of the step that is due."""
         return not self._has_all_private
 
     def interval_due(self) -> None:

@@ -66,7 +66,8 @@ class CopyCost:
         `coming` is the share of the state that copies will read once all slots are filled. The first copies
         read all frozen tensors. Later copies read only the parts that were written.
         """
-        # Copying, comparing and skipping a tensor have different costs, so another kind is measured again.
+        # Copying, comparing and skipping a tensor have different costs, so another kind of copy is measured
+        # again.
         is_other = share > self.share or whole != self.whole or abs(read - self.read) > OTHER_KIND
         expected_s = cost_s * min(coming / read, 1.0) if read else cost_s
         known_s = 0.0 if is_other else self.seconds
@@ -110,7 +111,7 @@ class SnapshotSchedule:
         )
         self.arena = self.writer.arena
         self.copying = threading.Lock()
-        self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval, or it is not chosen yet
+        self._every = max(launch.snapshot_every, 0)  # 0 if there is no interval or none has been chosen yet
         self._began = 0  # the step at the start of the loop
         self._requests = CopyRequests()
         self._transfer: PendingSnapshot | None = None  # the copy that is in progress on the device
@@ -155,7 +156,7 @@ class SnapshotSchedule:
         """Take a snapshot of `step` if one is due: in each interval, and once soon after the start.
 
         The early snapshot bounds the cost of a fault after which no rank can make a just-in-time copy. It
-        also touches the memory of the slot for the first time, which would otherwise delay the first
+        also touches the memory of the slot for the first time. This would otherwise delay the first
         just-in-time copy.
         """
         done = self._committed.steps_done
@@ -272,7 +273,7 @@ class SnapshotSchedule:
         return forgotten
 
     def copy_deferred(self, step: int) -> None:
-        """Make the deferred copy of `step`, if any, because its tail is over and has changed nothing."""
+        """Make the deferred copy of `step`, if any, because its tail has ended without changing anything."""
         deferred = self._requests.deferred
         self._requests = replace(self._requests, deferred=None)
         if deferred == step:

@@ -32,7 +32,7 @@ MIN_INTERVAL_S = 1.0
 READER_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
 PAUSE_S = 0.002
 COPY_LIMIT_S = (
-    10.0  # a device copy that makes no progress for this long is stuck, because it waits for no other work
+    10.0  # a device copy never waits for other work, so one that makes no progress for this long is stuck
 )
 
 # The duration and speed of the slowest copy to be expected, if memory is swapped or throttled.
@@ -202,8 +202,8 @@ class SnapshotWriter:
     ) -> PendingSnapshot | None:
         """Start copying the whole state from the device. On return, the host's part has been copied.
 
-        For the arguments, see `write`. The result is None if the slot was locked. The copy waits for no other
-        work, so it completes if the device works.
+        For the arguments, see `write`. The result is None if the slot was locked. The copy does not wait for
+        other work, so it completes as long as the device works.
         """
         division, text = self._divided() if host_part is None else (host_part.division, host_part.text)
         draft = self._draft(division.of, text, generation, step, over)
