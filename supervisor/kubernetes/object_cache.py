@@ -1,9 +1,9 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the content as last read, however old it is, and the same object as before if
-the content is unchanged. If the object is unknown or its
-content is old, the lookup also starts a read. Failures never evict an object, because an API server that has
-just started refuses all requests until it has loaded its access rules, and a single kind's API can hang.
+A lookup never waits. It returns the content as last read, however old that is. If the content is unchanged,
+it returns the same object as before. If the object is unknown or its content is old, the lookup also starts a
+read. A failure never evicts an object: an API server that has just started refuses all requests until it has
+loaded its access rules, and the API of a single kind can hang.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class ObjectCache:
     ) -> None:
         """`changed` is called when a lookup or `refusal` returns something new.
 
-        The cache keeps each object as `prune` returns it, with the same uid. `weigh` returns its size, which
-        is limited for each namespace.
+        The cache keeps each object as `prune` returns it; `prune` must keep the uid. `weigh` returns
+        the size of a kept object. The total size is limited for each namespace.
         """
         self._server, self._now_s, self._changed = server, now_s, changed
         self._prune, self._weigh = prune, weigh

@@ -9,8 +9,8 @@ process answers there, or if the pod no longer exists. A leader that is merely s
 lease must expire. One error remains possible: the network may refuse connections to a healthy process. This
 error is harmless, because the former leader finds its lease taken at its next renewal, a second later. Until
 then, its orders and records have a lower epoch than the new leader's, and each of its other requests is
-conditional on the object that it has seen. A job that it takes over in this second is an exception, which
-docs/adr/0020 explains.
+conditional on the object that it has seen. The exception is a job that it takes over during this second: see
+docs/adr/0020.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
 HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
-ASK_S = 1.0  # the limit for one response
+ASK_S = 1.0  # how long to wait for one response
 AGAIN_S = 0.5  # the time between two searches for a leader, or two checks of a silent one
 MAX_OPEN_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
-MAX_BYTES = 1024  # the limit for a response
+MAX_BYTES = 1024  # the maximum size of a response
 
 
 async def addresses_of(service: str) -> Sequence[str]:
@@ -131,7 +131,7 @@ class Replicas:
     async def _until_closed(self, address: str) -> None:
         """Return when a connection to `address` ends or is refused, or has been open for `MAX_OPEN_S`.
 
-        This connection has no TLS, because nothing is sent on it, and the replica soon closes it.
+        This connection does not use TLS, because nothing is sent on it. The replica soon closes it.
         """
         try:
             connecting = asyncio.open_connection(address, self._port)
