@@ -22,7 +22,7 @@ from supervisor.kubernetes.errors import ApiError
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0  # after this time, an object is read again
-RETRY_S = 5.0  # after a failure; doubled for each subsequent failure, up to `FRESH_S`
+RETRY_S = 5.0  # the pause after a failure, doubled for each subsequent failure, up to `FRESH_S`
 UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
 PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000

@@ -1,8 +1,9 @@
 """Ask a Deployment's other replicas which of them leads, without using the API server.
 
-Two kinds of replicas ask. A leader whose term ends while the API server does not respond asks whether there
-is a rival (see `leadership.lead`), because only this process may be cut off from the server. A replica that
-waits for the lease asks whether the leader's process has ended, to avoid waiting until the lease expires.
+Two kinds of replicas ask. If a leader's term ends while the API server does not respond, the leader asks
+whether there is a rival (see `leadership.lead`), because it may be the only process that is cut off from the
+server. A replica that waits for the lease asks whether the leader's process has ended, to avoid waiting until
+the lease expires.
 
 The process has ended for certain if nothing listens on the address at which the leader was found, if another
 process answers there, or if the pod no longer exists. A leader that is merely silent may be healthy, so its
@@ -47,7 +48,7 @@ async def addresses_of(service: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a replica says about itself."""
+    """What a replica states about itself."""
 
     epoch: int = 0  # 0 if it does not lead
     holder: str = ""
@@ -73,7 +74,8 @@ class Replicas:
         self._certificate = certificate
         self._addresses = addresses
         self._pod_is_gone = pod_is_gone
-        self._noted: dict[str, str] = {}  # by address: the last error that was logged; "" is the Service
+        # the last error that was logged for each address; the key "" stands for the Service
+        self._noted: dict[str, str] = {}
 
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.

@@ -20,7 +20,8 @@ from supervisor.kubernetes.errors import ApiError, Gone, ServerUnreachable, Watc
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # after the second failure in a row; doubled after each later one, up to `MAX_BACKOFF_S`
+# the pause after the second failure in a row, doubled after each later one, up to `MAX_BACKOFF_S`
+BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 # If the server ends a watch without events sooner than this, the watch is treated as a failure, so retries do
 # not spin.
