@@ -47,8 +47,8 @@ def is_routine(before: MemberReport | None, report: MemberReport, is_update: boo
 def only_has_snapshots(before: MemberReport | None, report: MemberReport) -> bool:
     """True if `report` differs from a routine one only in further snapshots.
 
-    The first snapshot of a member is not such a case. The job must record soon that a state exists, because
-    a successor without this record would start from step 0.
+    This is False for the first snapshot of a member. The job must record soon that a state exists, because a
+    successor without this record would start from step 0.
     """
     if before is None or not before.slots:
         return False
