@@ -34,7 +34,7 @@ _FLAG = choice("true", "false")
 
 # Limits on the work for each pod, because a pod may have 256 KiB of annotations, and the supervisor reads the
 # annotations of all pods repeatedly.
-MAX_PROBLEMS = 8  # the most to report, because each may need a comparison with all known names
+MAX_PROBLEMS = 8  # the limit for reported problems, because each may need a comparison with all known names
 MAX_VALUE = 4096  # characters, the length of the longest path
 _SHOWN = 100  # characters of an invalid name or value; valid ones are shorter
 
@@ -65,7 +65,7 @@ class PodSettings:
     members: int | None = None  # None if the pods' owner determines the number
     nproc_per_node: int | str | None = None  # None if the command determines the number
     standby: int = 0
-    min_members: int = 0  # 0 if not given: all
+    min_members: int = 0  # 0 if not given, which means all
     warm: str = defaults.WARM_STRATEGIES[0]
     snapshot_every: int = defaults.SNAPSHOT_EVERY
     snapshot_budget: float = defaults.SNAPSHOT_BUDGET

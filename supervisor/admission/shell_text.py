@@ -1,8 +1,8 @@
 """Parse the text of `sh -c` into simple commands, with the positions of their words. Pure.
 
 A command within `if`, a loop, a group or a subshell is marked, because it may run several times or not at
-all. Functions and `case` are refused. Here-documents are skipped. Nothing is expanded, but a word
-that the shell would expand is marked, to keep its text from being mistaken for its value.
+all. Functions and `case` are refused. Here-documents are skipped. Nothing is expanded, but a word that the
+shell would expand is marked, so that its text is not mistaken for its value.
 """
 
 from __future__ import annotations

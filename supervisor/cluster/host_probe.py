@@ -5,7 +5,7 @@ kernel refuses or accepts the connection, the host is running, even if the sidec
 absence of any answer is evidence against a host, and only if this supervisor has received an answer from it
 before, because a NetworkPolicy may drop the probes. For a member that has not connected to a new leader yet,
 an answer from another node's pod of the same job is enough. If most nodes do not answer, the network of this
-supervisor is more likely to be at fault, and nothing is concluded.
+supervisor is more likely to be at fault, so the probes are not used as evidence.
 
 `supervisor.view.members` decides what the evidence means.
 """
@@ -29,12 +29,12 @@ from supervisor.controller.member_server import MemberConnection
 PORT = 9  # the discard port, which today's hosts do not serve
 PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel repeats its packet after 1 s
 SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed repeatedly
-USUAL_S = 60.0  # between two probes of a member that reports
+USUAL_S = 60.0  # the time between two probes of a member that reports
 TICK_S = 0.25
-QUIET_TICK_S = 0.5  # in place of `TICK_S` while no member is silent
-LATE_S = 0.5  # if it wakes up this late, this process was stopped, and earlier probes prove nothing
-MOST_SILENT = 512  # probes of silent members at the same time, each for up to `PROBE_S`
-MOST_USUAL = 32  # the same for members that report: usually answered within a millisecond
+QUIET_TICK_S = 0.5  # replaces `TICK_S` while no member is silent
+LATE_S = 0.5  # if this process wakes up this late, it was stopped, and earlier probes prove nothing
+MOST_SILENT = 512  # concurrent probes of silent members, each of which takes up to `PROBE_S`
+MOST_USUAL = 32  # the same for members that report, whose hosts usually answer within a millisecond
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 # from neighbours of the host, or from a router that has lost the route to its pods
 _NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
@@ -54,10 +54,10 @@ class HostRecord:
     due_ns: int = 0  # when the next probe is due while the member reports
     asked_ns: int = 0  # when the last probe began
     has_answered: bool = False
-    unanswered_ns: int = 0  # when the first of the latest unanswered probes in a row began; 0 for none
+    unanswered_ns: int = 0  # when the current series of unanswered probes began; 0 for none
 
     def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
-        """Return the record after a probe that began at `began_ns`; the next usual one is `wait_s` later."""
+        """Return the record after a probe begun at `began_ns`; the next regular one is due after `wait_s`."""
         has_answered = self.has_answered or answer is HostAnswer.ANSWERED
         unanswered_ns = (self.unanswered_ns or began_ns) if answer is HostAnswer.NONE else 0
         return HostRecord(self.address, began_ns + int(wait_s * 1e9), began_ns, has_answered, unanswered_ns)
@@ -114,7 +114,7 @@ def meaning(code: int) -> HostAnswer:
 
 
 async def _connect(connection: socket.socket, address: str) -> int | None:
-    """Return the error of an attempt to connect, 0 for success; None if there is none within `PROBE_S`.
+    """Return the error of an attempt to connect, 0 for success; None if no answer arrives within `PROBE_S`.
 
     If the event loop was late, an answer that has arrived still counts, because the loop checks its
     connections before its timers.
@@ -215,7 +215,7 @@ class HostProbes:
     def _judged(self) -> list[ProbedMember]:
         """Return the members whose probes are known to be answerable: see the module's docstring."""
         members = list(self._members())
-        nodes: dict[int, set[str]] = {}  # of each group: the nodes that have answered
+        nodes: dict[int, set[str]] = {}  # the nodes of each group that have answered
         for member in members:
             if self._records[member.uid].has_answered:
                 nodes.setdefault(id(member.group), set()).add(member.node)

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # the time before a failed request to the API server is retried
 SUMMARY_S = 5.0  # the time between two writes of the summary while the phase does not change
-SUMMARIES_PER_S = 16.0  # for all jobs together; with more than 80 jobs, the time between two writes grows
+# the limit for all jobs together; with more than 80 jobs, the time between two writes grows
+SUMMARIES_PER_S = 16.0
 RARELY_S = 15.0  # the longest time between two writes: half the age at which commands call a status outdated
 LARGE = 64  # the number of members above which a summary is encoded in a thread
 SPREAD = 0.2  # the time between two writes varies randomly by this fraction

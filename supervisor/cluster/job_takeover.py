@@ -25,7 +25,7 @@ from supervisor.view.model import Policy
 
 log = logging.getLogger(__name__)
 
-MAX_RETRY_S = 30.0  # replaces `RETRY_S` after a request has failed for a long time
+MAX_RETRY_S = 30.0  # replaces `RETRY_S` after requests have failed for a long time
 REFUSED_S = 5.0  # a refusal that lasts longer than this is recorded as an event
 COLLECT_S = 60.0  # replaces `REFUSED_S` while a deleted owner's resource still has the name
 
@@ -36,13 +36,13 @@ class JobTakeover:
     def __init__(
         self, server: ApiServer, epoch: int, term_left_s: Callable[[], float], events: JobEvents
     ) -> None:
-        """`epoch` is the leader's; `term_left_s` returns for how long this leader certainly leads."""
+        """`epoch` is the leader's; `term_left_s` returns how long this leader certainly still leads."""
         self._server, self._epoch, self._term_left_s, self._events = server, epoch, term_left_s, events
         self.resource: SupervisionResource | None = None
         self._problem = ""  # the last problem that was recorded as an event
 
     async def take_over(self, group: PodGroup) -> Takeover:
-        """Take over the job during the term, and never after it, because this would depose a successor."""
+        """Take over the job, but only during the term: a later takeover would depose a successor."""
         return await sent_within(self._term_left_s, self._take_over_now(group))
 
     async def _take_over_now(self, group: PodGroup) -> Takeover:
@@ -68,7 +68,7 @@ class JobTakeover:
         """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
 
         A lasting refusal is recorded as an event, once for each reason. If the owner of the resource is gone,
-        this waits longer before it records one, because the resource is usually deleted soon.
+        this waits longer before it records an event, because the resource is usually deleted soon.
         """
         if not isinstance(error, (ApiError, OSError)):
             log.error("job not taken over", exc_info=error)

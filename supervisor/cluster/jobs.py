@@ -50,8 +50,8 @@ REACH_S = 1.0  # how long a count of the connected members is reused; each job a
 GATHER_S = 0.05  # how long to collect changes, because a job's pods are created one after another
 REMIND_S = 3000.0  # the time before an unchanged event is repeated; the API server keeps events for an hour
 MAX_NOTICES = 20_000
-# The most jobs that are supervised at the same time in one namespace, not counting jobs that have ended. A
-# job takes 120 KiB and a task, and a supervisor is designed for 250 of them.
+# The maximum number of jobs that are supervised at the same time in one namespace, not counting jobs that
+# have ended. A job takes 120 KiB and a task, and a supervisor is designed for 250 of them.
 MAX_JOBS = 1_000
 SLICE_S = 0.002  # how long a round considers pods or jobs before other work may run
 SCAN_S = 60.0  # the time between two searches for pods that are not injected
@@ -228,7 +228,7 @@ class ClusterJobs:
         return sum(job.members_on(node) for job in self.jobs.values())
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:
-        """Move members to standbys because of a bad verdict of a node agent, but only on these nodes."""
+        """Move members to standbys because of node agents' bad verdicts, but only members on these nodes."""
         if nodes != self._heeded:
             self._heeded = nodes
             self.changed.set()
@@ -248,7 +248,7 @@ class ClusterJobs:
     def _is_over(self, job: SupervisedJob, found: KubernetesObject | None) -> bool:
         """Return True if this supervisor has nothing left to do for the job, which can then be closed.
 
-        If another supervisor has taken over the job, it is over only if this process is sure to lead.
+        If another supervisor has taken over the job, this is True only if this process is sure to lead.
         """
         if job.has_ended and self.leads():
             return True
@@ -343,8 +343,8 @@ class ClusterJobs:
         """Find the runs that earlier leaders have begun, and their pods.
 
         These pods remain with their job as under the earlier leader, even if one of them has become invalid
-        or if the owner cannot be read at present. This waits until the API server answers, because no job can
-        be taken over before that anyway.
+        or if the owner cannot be read at present. No job can be taken over before the API server answers, so
+        this waits until it does.
         """
         runs: list[OngoingRun] = []
 
@@ -398,7 +398,7 @@ def _are_same(
 
 
 def _departure(key: JobKey | NotAdopted, job: JobKey) -> str:
-    """Return why a pod no longer seems to belong to its job; "" if it does."""
+    """Return why a pod no longer seems to belong to its job; "" if it still does."""
     if isinstance(key, NotAdopted):
         return key.why
     return "" if key == job else f"the pod now belongs to another job, {key.name}"

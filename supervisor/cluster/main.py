@@ -64,16 +64,18 @@ HEALTH_PORT = 8080
 # loop for 1 to 3 s, and one over new objects for half a second, because the newest reports are among them.
 # Only ended connections leave garbage behind, most of it young.
 COLLECT_S = 600.0  # the time between two passes over all objects
-# A pass over new objects runs after this many were created and not freed. After as many such passes, one
-# includes the objects that survived them. After as many of those, one includes all objects.
+# The first number is how many new objects are created and not freed before a pass over new objects runs. The
+# second is the number of such passes before one also covers the objects that survived them. The third is the
+# number of those passes before one covers all objects.
 COLLECT_AFTER = (1_000_000, 10, 10)
-# Connections that have not sent a token yet. When a new leader starts, all members connect at the same time,
-# and closing a connection to make room for others costs another TLS handshake.
+# The limit for connections that have not sent a token yet. When a new leader starts, all members connect at
+# the same time, and closing a connection to make room for others costs another TLS handshake.
 MAX_IDLE = 1024
 BACKLOG = 128  # if more connections wait, the kernel drops them, and members wait for a second or longer
-REVIEWS_PER_ADDRESS = 16  # concurrent reviews; pods in a node's network share the node's address
+# the limit for concurrent reviews; pods in a node's network share the node's address
+REVIEWS_PER_ADDRESS = 16
 AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
-SHUTDOWN_S = 1.0  # for disconnecting the members, which then connect to the next supervisor
+SHUTDOWN_S = 1.0  # the limit for disconnecting the members, which then connect to the next supervisor
 
 
 class ClusterSupervisor:
@@ -110,7 +112,7 @@ class ClusterSupervisor:
 
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
-        self._term = term  # a former leader that cannot reach the API server asks for it
+        self._term = term  # a former leader that cannot reach the API server asks this process for the term
         try:
             await self._supervise_all(term)
         finally:
@@ -124,7 +126,7 @@ class ClusterSupervisor:
         nodes = NodeMirror(self._server, kept_labels=racks, kept_conditions=read_conditions())
 
         def note_node(_: object, old: KubernetesObject | None, new: KubernetesObject | None) -> None:
-            """Make the jobs check the nodes, unless only a report changed, which the quarantine reads."""
+            """Make the jobs check the nodes, unless only a report has changed: that is for the quarantine."""
             if old is None or new is None or kept_node(old, racks) != kept_node(new, racks):
                 changed.set()
 

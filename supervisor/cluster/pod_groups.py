@@ -31,7 +31,7 @@ _KEPT = "the job keeps its pods, size and settings"
 
 
 class OwnedPod(NamedTuple):
-    """A pod and its owners. `why` says why the pod no longer seems to belong to its job; "" if it does."""
+    """A pod and its owners. `why` says why the pod no longer seems to belong to its job, or is ""."""
 
     pod: KubernetesObject
     owners: OwnerChain

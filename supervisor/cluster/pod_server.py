@@ -24,9 +24,11 @@ from supervisor.controller.reports.routine_reports import (
     only_has_newer_snapshots,
 )
 
-UNREACHABLE_S = 10.0  # after this time, the connection of a member whose host does not answer ends
+UNREACHABLE_S = 10.0  # a member's connection ends after its host has not answered for this long
 COME_S = 30.0  # how long members have to connect to a new supervisor
-SOON_S = 0.5  # how long new snapshots wait for those of the job's other members, which take theirs now too
+# how long a report of new snapshots waits for the other members of the job, which take theirs at the same
+# time
+SOON_S = 0.5
 
 
 class PodServer(MemberServer):
@@ -47,8 +49,8 @@ class PodServer(MemberServer):
         refused: Callable[[str], None] = lambda why: None,
         may_order: Callable[[], bool] = lambda: True,
     ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports, and `SOON_S` later for
-        reports of new snapshots whose checksums match.
+        """While `is_calm` returns True, `changed` is not called for routine reports, and is called `SOON_S`
+        late for reports of new snapshots whose checksums match.
 
         `refused` is called with each new reason for refusing a report. While `may_order` returns False,
         orders wait.
@@ -56,7 +58,7 @@ class PodServer(MemberServer):
         super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of)
         self._may_order = may_order
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
-        self._given: dict[str, MemberOrder] = {}  # by member with a connection: the order without the secret
+        self._given: dict[str, MemberOrder] = {}  # the order of each connected member, without the secret
         self._began_ns = time.monotonic_ns()
         self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
 

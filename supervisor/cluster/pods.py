@@ -107,9 +107,9 @@ class PodBackend:
     `evict` is called with a pod that its owner must replace, because the member is lost although its
     container seems to run. `dismiss` orders a lost member to end its ranks immediately. `responds` returns
     True if a member's sidecar and launcher are connected. `stop_requested` stores a user's request to stop
-    where the next supervisor finds it. `blocked` returns why no pod may be evicted, because a member that
-    seems to be lost may only be out of this supervisor's reach; "" if pods may be evicted. `report_blocked`
-    is called with the result whenever a pod would be evicted.
+    where the next supervisor finds it. `blocked` returns why no pod may be evicted at present, or "" if pods
+    may be evicted: a member that seems to be lost may only be out of this supervisor's reach.
+    `report_blocked` is called with the result whenever a pod would be evicted.
     """
 
     evict: Callable[[PodMember], None]
@@ -121,11 +121,11 @@ class PodBackend:
     blocked: Callable[[], str] = lambda: ""
     report_blocked: Callable[[str], None] = lambda _: None
     user_stop: StopRequest = ""  # a user's request to stop
-    ends_with_its_pods: bool = False  # True if the job has no owner, which would create its pods again
+    ends_with_its_pods: bool = False  # True if the job has no owner that would create its pods again
     pods: Mapping[str, PodMember] = field(default_factory=dict)  # by uid
     announced: Mapping[str, Departure] = field(default_factory=dict)  # see `announce`
     _withdrawn: set[str] = field(default_factory=set)  # uids of pods that get no ranks: see `withdraw`
-    _revived: dict[str, int] = field(default_factory=dict)  # by uid: how often the pod became another member
+    _revived: dict[str, int] = field(default_factory=dict)  # how often each pod became another member, by uid
     _lost: dict[str, float] = field(default_factory=dict)  # lost members, and when each was lost
 
     # -- called by the controller
@@ -174,7 +174,7 @@ class PodBackend:
         return ""
 
     def want(self, count: int, discard: tuple[str, ...]) -> None:
-        """Get the pods of the members in `discard` replaced, unless their containers are being restarted.
+        """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
         state. Instead, it becomes another member, as after a restart of its container. While evictions are
@@ -234,7 +234,7 @@ class PodBackend:
         return pod.member if pod is not None else None
 
     def why_not_at(self, uid: str, peer_url: str) -> str:
-        """Return why the pod `uid` does not have the address in `peer_url`; "" if it may have it.
+        """Return why the pod `uid` cannot have the address in `peer_url`; "" if it may have it.
 
         A member that names another address could make its peers send the job's secret there. Before the
         pod's own addresses are known, any address is accepted.
@@ -344,7 +344,7 @@ def _plain_address(text: str) -> str:
 
 
 def _is_initializing(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Return True while an init container runs that is no sidecar, which would run for as long as the pod."""
+    """Return True while an init container runs, not counting sidecars, which run for as long as the pod."""
     own = {
         each.get("name") for each in spec.get("initContainers") or () if each.get("restartPolicy") != "Always"
     }
@@ -360,7 +360,7 @@ def _grace_s(metadata: Mapping[str, Any]) -> float | None:
 
 
 def _disruption(status: Mapping[str, Any]) -> str:
-    """Return why the pod is about to be disrupted, as a program that disrupts it has announced; "" if not."""
+    """Return why a program has announced that it is about to disrupt the pod; "" if none has."""
     for each in status.get("conditions") or ():
         if isinstance(each, Mapping) and each.get("type") == pod_facts.DISRUPTION:
             return str(each.get("reason") or "unknown") if each.get("status") == "True" else ""

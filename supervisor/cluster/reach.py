@@ -39,8 +39,8 @@ def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
 
     Each job counts once, however large it is, and each namespace counts once, however many jobs it has.
     Therefore, neither the pods of one user nor one large job can stop the evictions of all others, or cause
-    them. A namespace is lost if most of its jobs are, and everything is if most namespaces are lost. In a
-    lost namespace, no pod is evicted either, because the namespace's network is more likely to be at fault
+    them. A namespace is lost if most of its jobs are lost, and everything is lost if most namespaces are. In
+    a lost namespace, no pod is evicted either, because the namespace's network is more likely to be at fault
     than its jobs. A single job does not show this, because the job itself may be at fault.
     """
     lost_jobs: dict[str, list[bool]] = {}

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 BUSY_S = 1.0  # the longest time between two rounds of a job
 # Replaces `BUSY_S` while the group trains well, or has no ranks yet. A deadline or a non-routine report ends
-# it early.
+# this wait early.
 CALM_S = 4.0
 POLL_S = 1.0  # the time between two checks for pods of a new run
 
@@ -86,14 +86,14 @@ class ClusterContext:
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
     is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
-    term_left_s: Callable[[], float] = lambda: math.inf  # for how long this leader certainly leads
+    term_left_s: Callable[[], float] = lambda: math.inf  # how long this leader certainly still leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
     rack_of: Callable[[str], str] = lambda _: ""  # the rack of a node; "" if it is unknown
     # records a fault that a node's hardware explains; calling it again changes nothing
     note_run_fault: Callable[[str, RunFault], None] = lambda _node, _fault: None
     may_order: Callable[[], bool] = lambda: True  # False until a process that was suspended knows its term
-    paused_s: Callable[[], float] | None = None  # for how long this process has read no events in all
-    room: ClusterRoom | None = None  # for standbys; without it, none is created
+    paused_s: Callable[[], float] | None = None  # the total time for which this process has read no events
+    room: ClusterRoom | None = None  # for standbys; without it, no standby is created
 
 
 class SupervisedJob:
@@ -208,7 +208,7 @@ class SupervisedJob:
     def leave(self, node: str, why: str) -> None:
         """Move the members that are now on a node to standbys, and then evict their pods. Idempotent.
 
-        Without a standby, a member stays and keeps its ranks until one is ready. `why` is a clause.
+        Without a standby, a member stays and keeps its ranks until a standby is ready. `why` is a clause.
         """
         self._departures.leave(node, why)
         self.note_departures()
@@ -534,10 +534,10 @@ class SupervisedJob:
     async def _next_run(self) -> bool:
         """Wait for pods that did not belong to the run that has ended. Return True when they form a new run.
 
-        After a failure, such pods are the owner's next attempt. After a success, they are restarted
-        containers that had already finished, so they are ordered to end. While the request to stop is in the
-        resource, the owner's next pods are ordered to end too, and the status remains that of the stopped
-        run. Pods without an owner form a new run if no pod of the previous run is left.
+        After a failure, such pods are the owner's next attempt. After a success, they are pods whose
+        containers had already finished and were restarted, so they are ordered to end. While the request to
+        stop is in the resource, the owner's next pods are ordered to end too, and the status remains that of
+        the stopped run. Pods without an owner form a new run if no pod of the previous run is left.
         """
         job = self.job
         assert job is not None

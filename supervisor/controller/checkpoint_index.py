@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 2.0  # the pause after a failed scan
 MAX_CHECKPOINTS = 256  # only the newest are indexed
-MAX_REPORTED = 64  # how many members' reports to keep; a few are enough, because a scan follows each one
+# how many of the members' reports to keep; a few are enough, because a scan follows each one
+MAX_REPORTED = 64
 
 _T = TypeVar("_T")
 
@@ -86,7 +87,7 @@ class CheckpointIndex:
         self._wanted.set()
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Have `run` read the checkpoint `doubted` in full. None cancels an earlier request."""
+        """Have `run` read the checkpoint `doubted` in full. If it is None, cancel an earlier request."""
         if doubted is not None and doubted != self._doubted:
             self._wanted.set()
         self._doubted = doubted

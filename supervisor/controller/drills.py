@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 
-_MAX_NUMBER = 1 << 62  # a drill's number is the wall clock in microseconds; higher numbers are invalid
+_MAX_NUMBER = 1 << 62  # a drill's number is the wall-clock time in microseconds; higher numbers are invalid
 LIMIT_S = 10.0  # a dead sidecar is replaced within one second; a stalled disk can add a few seconds
 
 

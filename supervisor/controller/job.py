@@ -54,10 +54,10 @@ BEAT_S = 0.5  # the longest sleep between decisions; short, so a late wake-up sh
 LEAVE_S = 2.0  # the time limit for writing the last records of a run
 # A round takes about 50 us per member. After a fault, each report of a large job requires another round. The
 # job therefore rests for as long as a round takes. Without this rest, no time would be left to read reports.
-LARGE = 200  # members; below that, a round takes a few milliseconds
+LARGE = 200  # the number of members; in a smaller job, a round takes a few milliseconds
 REST_S = 50e-6  # per member
 SLICE = 50  # members that receive their orders before other work may run: about 1 ms
-ROUNDS = 50  # the most decisions in a row; more would mean that a decision has no effect and is repeated
+ROUNDS = 50  # the limit for decisions in a row; more would mean that a decision has no effect and is repeated
 
 
 class Job:
@@ -80,8 +80,8 @@ class Job:
         """Continue the run in `records`. If `fresh`, begin a new run there at `started_ns` instead.
 
         `beat_s` returns the longest sleep until the next decision. `rack_of` returns a node's rack,
-        or "" if it is unknown. `paused_s` returns for how long this process has read no reports in all, as
-        `event_loop.Lag.paused_s` does; without it, only pauses between two decisions are noticed.
+        or "" if it is unknown. `paused_s` returns the total time for which this process has read no reports,
+        as `event_loop.Lag.paused_s` does; without it, only pauses between two decisions are noticed.
         """
         self._beat_s = beat_s
         self._paused_s, self._discounted_s = paused_s, paused_s() if paused_s is not None else 0.0
@@ -150,7 +150,7 @@ class Job:
         await self._leave()
 
     def _discount(self, late_ns: int) -> None:
-        """Do not count a time in which this process was stopped, because reports that arrived are unread."""
+        """Do not count the time for which this process was stopped: reports have arrived but are unread."""
         self.member_server.discount_own_pause(late_ns)
         self.watch = observation.discount_pause(self.watch, late_ns)
 
@@ -264,11 +264,11 @@ class Job:
         elif isinstance(action, Save) and action.finished:
             self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
         elif isinstance(action, End):
-            known = None if before.finished else before.incident  # else counted by `saving`
+            known = None if before.finished else before.incident  # otherwise, `saving` counts it
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:
-        """Write the incident's file at each decision about it, and in full when the incident is over.
+        """Write the incident's file at each decision about it, and in full when the incident has ended.
 
         The journal is written first, so that a new supervisor can repeat this for the last decision.
         """
@@ -281,7 +281,7 @@ class Job:
             self.publisher.incident(incident_record.record(known, marks))
 
     def _end_unrecorded(self) -> None:
-        """Close the incident records that a predecessor left open although the incidents are over.
+        """Close the incident records that a predecessor left open although the incidents have ended.
 
         The predecessor died after it recorded the end of an incident in the job's state, and before it closed
         the incident's record. A Supervision does not contain the last decision, so it cannot be repeated.

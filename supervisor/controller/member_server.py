@@ -54,10 +54,10 @@ _READ = (WSMsgType.TEXT, WSMsgType.PING, WSMsgType.PONG)
 # output and private states, and grows to about 1.2 MB plus 2.3 KB per rank.
 REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
-RATE_BYTES = 2_000_000  # how much a member may send per second, on average
+RATE_BYTES = 2_000_000  # how many bytes a member may send per second, on average
 BURST_BYTES = 4_000_000
 CONVERTED_BYTES = (
-    512  # for each rank, if an update corrects the clock offset and so all times of its launcher
+    512  # for each rank, if an update corrects the clock offset and thus all times of the launcher
 )
 LEAST_BYTES = 4096  # a smaller message, such as a ping, is charged this much, because it takes time too
 
@@ -96,7 +96,7 @@ class MemberConnection:
     connected: bool = False
     since_ns: int = 0  # on a cluster: when this supervisor began to expect the member's reports
     heard_ns: int = 0  # when the last report arrived
-    first_ns: int = 0  # when the first report arrived; 0: none so far
+    first_ns: int = 0  # when the first report arrived; 0 if none has arrived
     well_ns: int = 0  # when the member last reported a launcher that responds
     back_ns: int = 0  # see `MemberView`
     stepped_ns: int = 0  # see `MemberView`
@@ -113,7 +113,8 @@ class MemberConnection:
     launcher: LauncherState | None = None  # the launcher's state in `received`, with times on this clock
     owner: object = None  # the newest socket of the member; older ones are ignored
     is_new: bool = False  # no report has arrived on `owner` yet
-    features: frozenset[str] = frozenset()  # what the sidecar says of itself when it connects (`FEATURES`)
+    # what the sidecar supports, as stated when it connects (`FEATURES`)
+    features: frozenset[str] = frozenset()
     transport: asyncio.Transport | None = None  # the transport of `owner` while it is open
     budget: ByteBudget = field(default_factory=ByteBudget)
 
@@ -131,7 +132,7 @@ class MemberServer:
         limits: SharedLimits | None = None,
         reports_of: ReportOwner = UNSHARED,
     ) -> None:
-        """`changed` is called after each report that is news, and after each disconnection.
+        """`changed` is called after each report that contains news, and after each disconnection.
 
         `clock` identifies the clock of `now_ns`. The default is the clock of this host. Servers on one event
         loop share `limits`, and `reports_of` says whose reports this server receives.
@@ -210,7 +211,8 @@ class MemberServer:
         `why_refused` returns a reason, or if there is no memory for it. Reports that exceed the member's
         `ByteBudget` are read later.
         """
-        # Decoded by aiohttp, text that is not ASCII could take four times as much memory while it waits.
+        # If aiohttp decoded the text, text that is not ASCII could take four times as much memory while it
+        # waits.
         socket = web.WebSocketResponse(
             protocols=(UPDATES,),
             heartbeat=None if isinstance(request.protocol, MeteredConnection) else self.heartbeat_s,

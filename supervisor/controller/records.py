@@ -34,7 +34,7 @@ class CheckpointSource(Protocol):
         """Mark all checkpoints as unverified."""
 
     def verify(self, doubted: Checkpoint | None) -> None:
-        """Have the checkpoint `doubted` read in full. None cancels an earlier request."""
+        """Have the checkpoint `doubted` read in full. If it is None, cancel an earlier request."""
 
 
 class JobRecords(Protocol):

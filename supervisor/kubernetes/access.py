@@ -57,7 +57,7 @@ class ServerAccess:
 
 
 async def find_access(kubeconfig: str | Path | None = None, context: str | None = None) -> ServerAccess:
-    """Return the access that the arguments specify, or else $KUBECONFIG, ~/.kube/config or this pod.
+    """Return the access specified by the arguments, or else by $KUBECONFIG, ~/.kube/config or this pod.
 
     Raises:
         ClusterNotConfigured: None of these exists, or the first one that exists is unusable.
@@ -146,7 +146,8 @@ async def _from_kubeconfig(paths: str, context: str | None) -> ServerAccess:
             loader = await asyncio.wait_for(loading, PLUGIN_S)
         except asyncio.TimeoutError:
             raise ClusterNotConfigured(f"the kubeconfig's plugin took longer than {PLUGIN_S:g} s") from None
-        # The library does not check the file's structure: if it is wrong, any of these errors may occur.
+        # The library does not check the file's structure. If the structure is wrong, any of these errors may
+        # occur.
         except (
             ConfigException,
             YAMLError,

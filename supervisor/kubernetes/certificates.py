@@ -43,8 +43,8 @@ AUTHORITY_DAYS = 3650
 JOIN_DAYS = 1825
 SIGN_DAYS = 180
 LEAF_DAYS = 14.0
-RENEW_DAYS = 7.0  # how long before its expiry a leaf is renewed, in case the API server is unreachable
-CHECK_S = 3600.0  # the time between checks of the Secret, to which another replica may add an authority
+RENEW_DAYS = 7.0  # a leaf is renewed this long before it expires, in case the API server is unreachable
+CHECK_S = 3600.0  # the time between checks of the Secret, because another replica may add an authority
 RETRY_S = 60.0
 BACKDATED = timedelta(hours=1)  # for hosts whose clocks are behind
 _DAY = timedelta(days=1)
@@ -298,12 +298,12 @@ async def server_certificate(
     return made
 
 
-_REPLICAS = 5  # attempts to write the Secret, because another replica may write it first
+_REPLICAS = 5  # the number of attempts to write the Secret, because another replica may write it first
 _BROKEN = "the Secret of the certificate authority is unusable: {}. Delete it, and a new one is created"
 
 
 def _load_chain(context: ssl.SSLContext, chain: bytes) -> None:
-    """Use `chain` for new connections. OpenSSL can only read it from a file, so use a file in memory."""
+    """Use `chain` for new connections. OpenSSL can read it only from a file, so use a file in memory."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:

@@ -1,9 +1,9 @@
 """Send requests to the Kubernetes API server.
 
-Objects are raw JSON. Every wait and every response has a limit. Transport failures and refusals are raised as
-the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request. After a 401, the client
-retries a request once with new credentials. It does not retry in any other case, because only the caller can
-find out whether a request without a response took effect.
+Objects are raw JSON. Every wait has a time limit, and every response a size limit. Transport failures and
+refusals are raised as the exceptions in `supervisor.kubernetes.errors`, whose messages describe the request.
+After a 401, the client retries a request once with new credentials. It does not retry in any other case,
+because only the caller can find out whether a request without a response took effect.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ CONNECT_S = 5.0
 # most 3 MiB, and stores them as protobuf. As JSON, an object can have up to 8 times that size, because each
 # "<" in it becomes "\u003c".
 ANSWER_BYTES = LINE_BYTES = 32 << 20
-# The limit for a page of several objects. Parsed, a page can take ten times its size. A longer page is
-# requested again with fewer objects.
+# The limit for a page of several objects. A parsed page can take ten times its size in memory. A page that
+# exceeds the limit is requested again with fewer objects.
 PAGE_BYTES = 8 << 20
-# Objects per page of a list. Parsing a page blocks the event loop: a page of 100 pods of 16 KiB took 39 ms in
-# a measurement.
+# The number of objects per page of a list. Parsing a page blocks the event loop: in a measurement, a page of
+# 100 pods of 16 KiB took 39 ms.
 PAGE = 100
-SLICE = 10  # objects of a page that are pruned before other work may run, because `prune` may decode them
+SLICE = 10  # prune only this many objects before other work may run, because `prune` may decode them
 MAX_PAGES = 4000  # stops a list that would never end
-WATCH_S = 300  # after this time, the server ends a watch, and the next watch resumes there
+WATCH_S = 300  # the server ends a watch after this time, and the next watch resumes where it ended
 STALL_S = 130.0  # two missed bookmarks, because the server sends one every minute in a quiet watch
 
 
@@ -203,10 +203,10 @@ class ApiServer:
     ) -> Listing:
         """Return all objects that match the selectors, at one version.
 
-        The list is read in pages. `prune` is applied to each page's objects as it arrives, so the whole list
-        is never in memory unpruned. A page that is too long is requested again with half as many objects, so
-        that one user's large objects do not make the list for all users unreadable. Raises `Gone` if reading
-        took so long that the server no longer has that version. In that case, list again.
+        The list is read in pages. `prune` is applied to the objects of each page as the page arrives, so the
+        whole list is never in memory unpruned. A page that is too long is requested again with half as many
+        objects, so that one user's large objects do not make the list for all users unreadable. Raises `Gone`
+        if reading took so long that the server no longer has that version. In that case, list again.
         """
         found: _Objects = []
         query, limit = _selectors(labels, fields), PAGE
@@ -358,8 +358,8 @@ class ApiServer:
     ) -> None:
         """Delete the object. Raises `Conflict` if its uid or resource version differs from the given one.
 
-        This returns as soon as the deletion is accepted. The object may persist until its grace period is
-        over and its finalizers have run.
+        This returns as soon as the deletion is accepted. The object may persist until its grace period has
+        ended and its finalizers have run.
         """
         conditions = {"uid": uid, "resourceVersion": version}
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}

@@ -80,8 +80,8 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 class WatchStalled(ServerUnreachable):
     """A watch delivered neither an event nor a bookmark for too long; list again.
 
-    Either the connection is half open, or the server's store was restored from a backup, and the server waits
-    for a version that the store has not reached yet.
+    There are two possible causes. The connection may be half open. Or the server's store was restored from a
+    backup, and the server waits for a version that the store has not reached yet.
     """
 
 

@@ -1,11 +1,11 @@
 """Write Kubernetes Events about objects, for `kubectl describe` and `kubectl get events`.
 
-The events belong to the core API, because every version of kubectl shows their count. If a reason recurs for
-the same object within `SAME_S`, the existing event gets a higher count and the newest message. A recurring
-fault therefore does not fill the server with events.
+The events use the core API, because every version of kubectl shows the count of such events. If a reason
+recurs for the same object within `SAME_S`, the existing event gets a higher count and the newest message. A
+recurring fault therefore does not fill the server with events.
 
 Users can cause many events, for example with thousands of pods. The namespaces therefore take turns. If too
-many events wait, events of the namespace with the most are dropped.
+many events wait, the recorder drops events of the namespace that has the most of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 EVENTS = ResourceKind("", "v1", "events")
 EventType = Literal["Normal", "Warning"]
 SAME_S = 600.0
-WAITING = 1000  # the most events that wait to be written; each additional one displaces another
-REMEMBERED = 4096  # the most written events whose count may still grow
+WAITING = 1000  # the maximum number of waiting events; each additional one displaces another
+REMEMBERED = 4096  # the maximum number of written events whose count may still grow
 RETRY_S = 5.0
 MESSAGE_CHARS = 1024  # the API's limit
 _NAME_CHARS = 200

@@ -21,10 +21,11 @@ from supervisor.kubernetes.errors import ApiError
 TOKEN_REVIEWS = ResourceKind("authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 VALID_S = 60.0  # an accepted token is not reviewed again for this long, even if its pod has been deleted
 REFUSED_S = 5.0  # a refused token is not reviewed again for this long
-REMEMBERED = 8192  # callers: four times the number of members that one supervisor is designed for
+# the number of callers: four times as many as the members that one supervisor is designed for
+REMEMBERED = 8192
 REMEMBERED_REFUSALS = 1024  # stored apart from the callers, so that junk cannot displace them
 AT_ONCE = 32  # concurrent reviews; when a new leader starts, all members connect at the same time
-TOKEN_BYTES = 16384  # a service account's token has about 1 KiB
+TOKEN_BYTES = 16384  # a service account's token is about 1 KiB long
 _V = TypeVar("_V")
 _JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
 _ACCOUNT = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")

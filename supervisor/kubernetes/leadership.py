@@ -29,9 +29,9 @@ from supervisor.kubernetes.lease import HeldByAnother, LeaseLock, LeaseLost
 
 log = logging.getLogger(__name__)
 
-# A leader whose term ended while the API server did not respond continues for this long if the server then
-# refuses its requests, because a server that has just started refuses all of them until it has read its
-# permissions.
+# The term may end while the API server does not respond. If the server then refuses the leader's requests,
+# the leader continues for this long, because a server that has just started refuses all requests until it has
+# read its permissions.
 REFUSED_S = 60.0
 UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and cancelled again
 
@@ -45,7 +45,7 @@ class Leadership:
         self.epoch = epoch
         self._lock = lock
         self._expires_s = expires_s
-        self._alone_s = expires_s  # until when no other leader is assumed to exist, without confirmation
+        self._alone_s = expires_s  # until then, assume without confirmation that there is no other leader
 
     @property
     def holder(self) -> str:
@@ -65,8 +65,8 @@ class Leadership:
     def may_order(self) -> bool:
         """True if this process may take actions that the epoch protects: send orders, and write records.
 
-        It may during its term. After the term, it may for a while each time it has asked and found no other
-        leader.
+        This is the case during the term. After the term, it is the case for a while each time this process
+        has asked for another leader and found none.
         """
         return max(self._expires_s, self._alone_s) > self._lock.clock()
 
@@ -189,7 +189,7 @@ async def _acquire(lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | No
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
-    """Renew the term until it is lost, then raise `LeaseLost`. Without `rival`, this is when it ends."""
+    """Renew the term until it is lost, then raise `LeaseLost`. Without `rival`, it is lost when it ends."""
     terms = lock.terms
     delay_s = terms.retry_s
     refused_s: float | None = None  # when the server began to refuse
@@ -248,9 +248,9 @@ async def _end(task: asyncio.Future[Any] | None) -> None:
 
 
 async def sent_within(left_s: Callable[[], float], work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of requests that no epoch protects. Send none of them after the term has ended.
+    """Return the result of requests that no epoch protects. None of them is sent after the term has ended.
 
-    `left_s` returns for how long the term certainly lasts. It is called just before each request is written
+    `left_s` returns how long the term will certainly last. It is called just before each request is written
     to its connection, because this process may be suspended while it connects. After the term has ended, this
     does not wait for the result any longer.
 

@@ -1,10 +1,10 @@
 """Hold a Kubernetes Lease in the name of one process.
 
-Another process's lease has expired if it did not change for its whole duration, by this process's clock,
-while this process watched it. The time between two reads counts only if they follow each other closely.
-Without this rule, all contenders would consider every lease expired after an outage of the API server, or
-after they were suspended, and a healthy leader would lose its lease. The timestamps in the lease come from
-different hosts' clocks and are never compared.
+This process treats another process's lease as expired only after it has watched the lease for the whole
+duration, by its own clock, without seeing a change. The time between two reads counts only if the reads
+follow each other closely. Without this rule, all contenders would consider every lease expired after an
+outage of the API server, or after they were suspended, and a healthy leader would lose its lease. The
+timestamps in the lease come from different hosts' clocks and are never compared.
 
 A deleted lease is treated as unchanged since its deletion. Its holder creates it again at its next renewal,
 and the other contenders wait as if the holder were silent.

@@ -1,9 +1,9 @@
 """Cache objects that are looked up by name, and refresh them in the background.
 
-A lookup never waits. It returns the content as last read, however old it is, and the same object as before if
-the content is unchanged. If the object is unknown or its
-content is old, the lookup also starts a read. Failures never evict an object, because an API server that has
-just started refuses all requests until it has loaded its access rules, and a single kind's API can hang.
+A lookup never waits. It returns the content as last read, however old that is. If the content is unchanged,
+it returns the same object as before. If the object is unknown or its content is old, the lookup also starts a
+read. A failure never evicts an object: an API server that has just started refuses all requests until it has
+loaded its access rules, and the API of a single kind can hang.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from supervisor.kubernetes.errors import ApiError
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0  # after this time, an object is read again
-RETRY_S = 5.0  # after a failure; doubled for each subsequent failure, up to `FRESH_S`
+RETRY_S = 5.0  # the pause after a failure, doubled for each subsequent failure, up to `FRESH_S`
 UNUSED_S = 60.0  # an object that was not looked up for this long is dropped
 PER_KIND = 4  # concurrent requests per kind, so that a kind whose API hangs does not delay the others
 MAX_OBJECTS = 10_000
@@ -84,8 +84,8 @@ class ObjectCache:
     ) -> None:
         """`changed` is called when a lookup or `refusal` returns something new.
 
-        The cache keeps each object as `prune` returns it, with the same uid. `weigh` returns its size, which
-        is limited for each namespace.
+        The cache keeps each object as `prune` returns it; `prune` must keep the uid. `weigh` returns
+        the size of a kept object. The total size is limited for each namespace.
         """
         self._server, self._now_s, self._changed = server, now_s, changed
         self._prune, self._weigh = prune, weigh

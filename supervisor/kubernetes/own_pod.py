@@ -15,7 +15,7 @@ from supervisor.kubernetes.errors import ApiError, NotFound
 
 log = logging.getLogger(__name__)
 
-START_TRIES = 30  # for the first requests, `WAIT_S` apart, because the API server may still be starting
+START_TRIES = 30  # how often to try the first requests, `WAIT_S` apart: the API server may still be starting
 WAIT_S = 1.0
 
 

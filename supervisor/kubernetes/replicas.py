@@ -1,16 +1,17 @@
 """Ask a Deployment's other replicas which of them leads, without using the API server.
 
-Two kinds of replicas ask. A leader whose term ends while the API server does not respond asks whether there
-is a rival (see `leadership.lead`), because only this process may be cut off from the server. A replica that
-waits for the lease asks whether the leader's process has ended, to avoid waiting until the lease expires.
+Two kinds of replicas ask. If a leader's term ends while the API server does not respond, the leader asks
+whether there is a rival (see `leadership.lead`), because it may be the only process that is cut off from the
+server. A replica that waits for the lease asks whether the leader's process has ended, to avoid waiting until
+the lease expires.
 
 The process has ended for certain if nothing listens on the address at which the leader was found, if another
 process answers there, or if the pod no longer exists. A leader that is merely silent may be healthy, so its
 lease must expire. One error remains possible: the network may refuse connections to a healthy process. This
 error is harmless, because the former leader finds its lease taken at its next renewal, a second later. Until
 then, its orders and records have a lower epoch than the new leader's, and each of its other requests is
-conditional on the object that it has seen. A job that it takes over in this second is an exception, which
-docs/adr/0020 explains.
+conditional on the object that it has seen. The exception is a job that it takes over during this second: see
+docs/adr/0020.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ log = logging.getLogger(__name__)
 PATH = "/v1/leader"
 EPOCH = "epoch"  # the field of the response with the epoch of the responding replica; 0 if it does not lead
 HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
-ASK_S = 1.0  # the limit for one response
+ASK_S = 1.0  # how long to wait for one response
 AGAIN_S = 0.5  # the time between two searches for a leader, or two checks of a silent one
 MAX_OPEN_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
-MAX_BYTES = 1024  # the limit for a response
+MAX_BYTES = 1024  # the maximum size of a response
 
 
 async def addresses_of(service: str) -> Sequence[str]:
@@ -47,7 +48,7 @@ async def addresses_of(service: str) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a replica says about itself."""
+    """What a replica states about itself."""
 
     epoch: int = 0  # 0 if it does not lead
     holder: str = ""
@@ -73,7 +74,8 @@ class Replicas:
         self._certificate = certificate
         self._addresses = addresses
         self._pod_is_gone = pod_is_gone
-        self._noted: dict[str, str] = {}  # by address: the last error that was logged; "" is the Service
+        # the last error that was logged for each address; the key "" stands for the Service
+        self._noted: dict[str, str] = {}
 
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
@@ -131,7 +133,7 @@ class Replicas:
     async def _until_closed(self, address: str) -> None:
         """Return when a connection to `address` ends or is refused, or has been open for `MAX_OPEN_S`.
 
-        This connection has no TLS, because nothing is sent on it, and the replica soon closes it.
+        This connection does not use TLS, because nothing is sent on it. The replica soon closes it.
         """
         try:
             connecting = asyncio.open_connection(address, self._port)

@@ -20,9 +20,11 @@ from supervisor.kubernetes.errors import ApiError, Gone, ServerUnreachable, Watc
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 1.0  # after the second failure in a row; doubled after each later one, up to `MAX_BACKOFF_S`
+# the pause after the second failure in a row, doubled after each later one, up to `MAX_BACKOFF_S`
+BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
-# A watch without events that the server ends sooner than this counts as a failure, so retries do not spin.
+# If the server ends a watch without events sooner than this, the watch is treated as a failure, so retries do
+# not spin.
 SHORT_S = 5.0
 
 
@@ -76,8 +78,8 @@ class Mirror:
 
     `changed(name, old, new)` is called for each change, after `objects` reflects it. `old` is None for a new
     object, and `new` is None for a deleted one. `changed` must not block or raise. `objects` contains each
-    object as `prune` returned it. Do not modify them. `listing` is called before each list, whose objects
-    replace all earlier ones.
+    object as `prune` returned it. Do not modify these objects. `listing` is called before each list. The
+    objects of the list replace all earlier ones.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The clocks of two machines are never compared. A report's age is the time since this process saw it change. If
 a report existed before this process started, its age is unknown: the agent may have been silent for days.
-Such a report is not used, and the node counts as unknown until the agent writes its next report, within 30 s.
+Such a report is not used. The node is treated as unknown until the agent writes its next report, within 30 s.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Heard:
     received: list[Received] = field(default_factory=list)  # the newest of each sender
     malformed: str = ""
     verdict: str | None = None
-    heard_s: float = -math.inf  # when this process last saw the agent change anything, its verdict included
+    heard_s: float = -math.inf  # when this process last saw the agent change anything, including its verdict
     # The result for a single sender, which does not depend on the time, and the policy that it applies to
     known: tuple[NodePolicy, Report, float] | None = None
 
@@ -97,10 +97,11 @@ class AgentReports:
 
 
 def calm_s(node: KnownNode, changed_s: float, reported_s: float) -> float:
-    """Return how long ago a node recovered that this process finds without a fault; inf if long ago or never.
+    """Return how long ago a node recovered; inf if long ago or never.
 
-    The agent's report shows whether the node recovered, or whether its agent has only restarted and written
-    new times. A report that still has an unhealthy finding is older than the recovery.
+    Call this for a node that this process finds without a fault. The agent's report shows whether the node
+    recovered, or whether its agent has only restarted and written new times. A report that still has an
+    unhealthy finding is older than the recovery.
 
     Args:
         changed_s: How old the newest condition without a fault is.

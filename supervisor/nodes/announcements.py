@@ -60,7 +60,7 @@ class Announcer:
 
     def __init__(self, events: EventRecorder) -> None:
         self._events = events
-        self._said: dict[tuple[str, str], str] = {}  # by node and reason: the text without its numbers
+        self._said: dict[tuple[str, str], str] = {}  # the text without its numbers, by node and reason
         for kind in KINDS:
             WRITES_METRIC.labels(kind)
 

@@ -1,8 +1,8 @@
 """Observe the Nodes, plan, and carry out one write at a time while this process leads.
 
 Each write is conditional on the version of the Node that the plan has seen, and is sent only while the term
-of the Lease lasts. The answer to a write updates what the next plan sees, so that plan knows about the node
-that was just taken out.
+of the Lease lasts. The answer to a write updates the data for the next plan, which therefore knows about a
+node that was just taken out.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from supervisor.quarantine.transition import RUNS_S, not_later
 
 log = logging.getLogger(__name__)
 
-WRITE_S = 10.0  # the limit of one request, if the term lasts longer
+WRITE_S = 10.0  # the time limit of one request, if the term lasts longer
 MIN_PLAN_INTERVAL_S = 0.05
 # A plan that took 1 ms is followed by a pause of 50 ms, so plans take 2 % of a core, however many agents
-# report.
-# A plan for 2,000 nodes takes 20 ms. The pause is limited, because a fault must not wait longer.
+# report. A plan for 2,000 nodes takes 20 ms. The pause is limited, because a fault must not wait longer.
 PAUSE_FACTOR, MAX_PAUSE_S = 50, 1.0
-# Verdicts that arrive in a burst are looked at together. For 5,000 bad nodes this takes 15 ms, so the next
-# look is 0.15 s later.
+# Verdicts that arrive in a burst are considered together. For 5,000 bad nodes, this takes 15 ms, so the next
+# verdicts are considered 0.15 s later.
 HEED_FACTOR = 10
 MAX_PLAN_INTERVAL_S = 10.0  # a node that falls silent triggers no event, so plan at least this often
-DRAINING_S = 1.0  # between two plans while a node is being drained
-OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0  # between two listings of foreign pods on a node that is out
+DRAINING_S = 1.0  # the time between two plans while a node is being drained
+# the time between two listings of other people's pods on a node that is out
+OTHERS_S, OTHERS_DRAINING_S = 30.0, 3.0
 DEFECT_S = 5.0
-MAX_WRITES = 100  # between two pauses
-NOT_FOUND_PAUSE_S = 2.0  # before the next request about an object that does not exist
-CONFLICT_S = 0.1  # after a conflict: the watch delivers what has changed
-REFUSED_S, MAX_REFUSED_S = 2.0, 60.0  # after a failed write of one node, doubled each time
-MAX_NOTED = 1000  # nodes with faults seen by runs that are not stored yet
+MAX_WRITES = 100  # the maximum number of writes between two pauses
+NOT_FOUND_PAUSE_S = 2.0  # the pause before the next request about an object that does not exist
+CONFLICT_S = 0.1  # a short pause after a conflict, because the watch delivers what has changed
+REFUSED_S, MAX_REFUSED_S = 2.0, 60.0  # the pause after a failed write of one node, doubled each time
+MAX_NOTED = 1000  # nodes with faults that runs have seen and that are not stored yet
 
 
 class QuarantinedJobs(Protocol):
@@ -70,7 +70,7 @@ class QuarantinedJobs(Protocol):
         """Return the number of members that are still on the node."""
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:
-        """Move members to standbys if the agent of one of these nodes, and of no other, reports a fault."""
+        """Move members to standbys if their node is one of these, and its agent reports a fault."""
 
 
 class NoJobs:
@@ -110,8 +110,10 @@ class QuarantineController:
         self._known: dict[str, KnownNode] = {}
         self._reports = AgentReports()
         self._runs: dict[str, tuple[RunFault, ...]] = {}
-        self._others: dict[str, tuple[Sequence[OtherPod], float]] = {}  # by node, and when to look again
-        self._paused: dict[str, tuple[int, float]] = {}  # by node or pod: failures, and until when
+        # pods by node, with the time to list them again
+        self._others: dict[str, tuple[Sequence[OtherPod], float]] = {}
+        # by node or pod: the number of failures, and until when to pause
+        self._paused: dict[str, tuple[int, float]] = {}
         self._draining: set[str] = set()  # nodes where this process has seen work during the drain
         self._installed_s: float | None = None
         self._changed = asyncio.Event()
@@ -188,9 +190,9 @@ class QuarantineController:
         )
 
     def _waived_at_s(self, node: KnownNode) -> float | None:
-        """Return when an operator released a node with a bad verdict; None if something is wrong since then.
+        """Return when an operator released a node with a bad verdict; None if it has a newer fault.
 
-        Until this process has heard from the agent, the report that an earlier leader has seen counts.
+        Until this process has heard from the agent, the report that an earlier leader has seen is used.
         """
         if not node.verdict or node.view.waiver is None:
             return None
@@ -201,7 +203,7 @@ class QuarantineController:
         return node.view.waiver.at_s if self._is_waived(view) else None
 
     async def _heed_changes(self) -> NoReturn:
-        """Heed verdicts when one has changed: at once, because a node may fail within a second."""
+        """Heed the verdicts as soon as one has changed, because a node may fail within a second."""
         loop = asyncio.get_running_loop()
         while True:
             await self._turned.wait()
@@ -288,7 +290,7 @@ class QuarantineController:
         return self.settings.is_dry(self._installed_s, self._wall())
 
     def _announce(self, found: NodePlan) -> None:
-        """Announce only after all due writes, because until then the holds ignore them."""
+        """Announce the plan. Call this after all due writes, because before that, the holds ignore them."""
         awaited = [each.name for each in found.pool.nodes if self._is_awaited(each)]
         policy = self.settings.policy
         self._announcer.planned(found, self._known, awaited, policy, self._swaps, is_dry=self._is_dry())

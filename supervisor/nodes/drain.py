@@ -8,8 +8,8 @@ from typing import Any
 
 from supervisor.admission.pod_layout import MEMBER_LABEL, NAMESPACE
 
-RETRY_S, MAX_RETRY_S = 5.0, 60.0  # after a refused eviction, doubled each time
-_MIRROR = "kubernetes.io/config.mirror"  # a pod of the kubelet's own files, which the API cannot evict
+RETRY_S, MAX_RETRY_S = 5.0, 60.0  # the pause after a refused eviction, doubled each time
+_MIRROR = "kubernetes.io/config.mirror"  # a pod from the kubelet's own files, which the API cannot evict
 
 
 @dataclass(frozen=True, slots=True)

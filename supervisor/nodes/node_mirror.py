@@ -21,7 +21,7 @@ class NodeMirror:
         kept_labels: Iterable[str] = (),
         kept_conditions: Iterable[str] = (),
     ) -> None:
-        """`labels` selects nodes. The other two name what observers need besides `node_objects.prune`."""
+        """`labels` selects nodes. The other two name parts to keep besides those of `node_objects.prune`."""
         kept = (*kept_labels,), (*kept_conditions,)
         self._observers: list[Changed] = []
         self._mirror = Mirror(

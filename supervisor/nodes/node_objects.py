@@ -61,7 +61,7 @@ class KnownNode:
     report: str | None  # the agent's report; None if there has never been an agent
     report_at: str  # when the agent wrote it, by the agent's clock; only for people
     taints: tuple[Mapping[str, Any], ...]
-    condition: Mapping[str, Any] | None  # Holdfast's own
+    condition: Mapping[str, Any] | None  # Holdfast's own condition
     request: OperatorRequest | None
     last_decision: Mapping[str, str]
     verdict: str | None = None  # see `verdict_of`
@@ -189,13 +189,13 @@ def verdict_of(found: Mapping[str, Any]) -> str | None:
 
 
 def verdict_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return since when the agent has reported each fault, as it has written it; "" for an unknown time."""
+    """Return when the agent began to report each fault, as it wrote the time; "" for an unknown time."""
     bad = (each for each in _verdicts(found) if each.get("status") == "False")
     return tuple(str(each.get("lastTransitionTime") or "") for each in bad)
 
 
 def calm_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return since when the agent has reported no fault, as `verdict_times_of` does for faults."""
+    """Return when each verdict without a fault began, in the form of `verdict_times_of`."""
     calm = (each for each in _verdicts(found) if each.get("status") != "False")
     return tuple(str(each.get("lastTransitionTime") or "") for each in calm)
 

@@ -36,7 +36,7 @@ class QuarantineSettings:
     drain_others: bool = False
 
     def is_dry(self, installed_s: float | None, now_s: float) -> bool:
-        """True if actions are only announced. `installed_s`: when Holdfast was installed, if it is known."""
+        """True if actions are only announced. `installed_s` is when Holdfast was installed, if known."""
         if self.dry_run != FIRST_HOUR:
             return self.dry_run == "true"
         return installed_s is None or now_s - installed_s < DRY_RUN_S

@@ -1,6 +1,6 @@
 """Describe the nodes to operators, from the Node objects alone. Pure.
 
-The description is computed in the same way as the supervisor's decisions, so it also works while no
+The description is computed in the same way as the supervisor's decisions, so it is available even while no
 supervisor runs. One thing differs: a report's age is taken from its timestamp, because a command does not
 watch the nodes.
 """

@@ -1,21 +1,22 @@
 """Decide which verdicts of node agents move the members of jobs at once. Pure.
 
 An agent's verdict justifies a planned swap before the quarantine has confirmed the fault, because a swap does
-not repeat any step, while a node that fails costs more. But an agent can be wrong, and so can all agents of a
-new version together. So the same limits apply as to a taint, and they are checked when a verdict arrives:
+not repeat any step, while a node that fails costs more. However, an agent can be wrong, and so can all agents
+of a new version at once. The limits for a taint therefore apply here too, and they are checked when a verdict
+arrives:
 
 - A node counts as taken out as soon as its members move, so the breaker limits the number of such nodes.
 - In a storm, no members move. A storm means that many nodes turned bad within a window, that several nodes of
   one rack did, or that most nodes are bad. Verdicts that arrived before the storm was visible may have moved
   members, but not more than the breaker allows.
 - The process that leads may be new, so a verdict that it finds counts from the time that the agent has
-  written. A node that has recovered within `memory_s` counts, too. It is unknown when that node turned bad,
-  so it counts for any storm that began before its recovery. A storm therefore lasts at least as long as
-  under the predecessor, but at most for `memory_s` after the recovery.
-- Nodes that flap can prolong a storm for ever, so it holds a node with a fault of its own for at most one
-  cool-down. Such a node has been bad without interruption for `cooldown_s`, and only few of the nodes that
+  written. A node that has recovered within `memory_s` counts too. It is unknown when that node turned bad, so
+  it counts for any storm that began before its recovery. A storm therefore lasts at least as long as it would
+  have under the predecessor, but at most for `memory_s` after the recovery.
+- Nodes that flap can prolong a storm forever, so it holds a node with a fault of its own for at most one
+  cool-down. Such a node has been bad without interruption for `cooldown_s`, and only a few of the nodes that
   are still bad turned bad together with it. Only a storm that is too large to consist of flapping nodes may
-  hold it longer. Whatever holds a node for `alert_s` is an alert.
+  hold it longer. Anything that holds a node for `alert_s` becomes an alert.
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
@@ -83,7 +84,8 @@ class AgentVerdicts:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
-        self._calm_s: dict[str, float] = {}  # by rack, and "" for the pool: when its storm ends
+        # when the storm of each rack ends; the key "" stands for the pool
+        self._calm_s: dict[str, float] = {}
 
     def knows(self, name: str) -> bool:
         """Return whether a verdict of this node has been noted."""
@@ -208,7 +210,7 @@ class AgentVerdicts:
                 yield name, each
 
     def _apart(self, service: NodesInService, policy: NodePolicy, now_s: float) -> frozenset[str]:
-        """Return the nodes with faults of their own, which no storm of other nodes holds any longer."""
+        """Return the nodes with faults of their own that no storm of other nodes holds any longer."""
         total = len(self._nodes)
         all_bad = self._bad(service)
         bad = {name: self._troubled[name] for name in all_bad - service.out}
@@ -233,7 +235,7 @@ class AgentVerdicts:
         return found - service.silent - service.waived
 
     def _remember_storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> None:
-        """Note when the storms end that are over but began before this process led."""
+        """Note the end of each storm that began before this process led, even if it has already ended."""
         racks: dict[str, list[_Node]] = {"": []}
         for each in self._troubled.values():
             if not each.was_expected:
@@ -266,10 +268,10 @@ class AgentVerdicts:
 
 
 def _last_storm_end_s(there: Sequence[_Node], need: int, window_s: float) -> float:
-    """Return when `need` verdicts last ceased to have turned bad within a window; -inf if they never have.
+    """Return the end of the last window in which at least `need` verdicts turned bad; -inf if there is none.
 
-    It can be in the future. The times of nodes that recovered under a predecessor are those of the recovery,
-    but they can have turned bad at any time before.
+    This time can be in the future. For a node that recovered under a predecessor, only the time of the
+    recovery is known. The node can have turned bad at any time before.
     """
     times = sorted((max(each.turned_s, each.recovered_s), each.recovered_s == -math.inf) for each in there)
     times_s = [at_s for at_s, _ in times]
@@ -297,7 +299,7 @@ def _last_majority_s(there: Sequence[_Node], bad_now: Sequence[_Node], total: in
 def _turned_together(turned: Sequence[tuple[float, str]], need: int, window_s: float) -> set[str]:
     """Return the nodes that turned bad within a window in which at least `need` nodes did.
 
-    `turned` contains the times, and the names of the nodes.
+    `turned` contains, for each node, the time when it turned bad, and its name.
     """
     times, found, end = sorted(turned), set[str](), 0
     for first, last in zip(range(len(times)), range(need - 1, len(times)), strict=False):

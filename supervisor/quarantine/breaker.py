@@ -2,8 +2,8 @@
 
 The breaker counts the nodes that are out now, not recent actions. It therefore stops even a slow cascade, and
 survives a restart of the deciding process. Nodes that others took out count too, because their capacity is
-also missing. They do not use up `min_out`, because in a small pool a forgotten cordon would then keep every
-bad node in service. `min_serving` limits the sum of both.
+also missing. They do not use up `min_out`, because otherwise, in a small pool, a forgotten cordon would keep
+every bad node in service. `min_serving` limits the sum of both kinds.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
             actions.append(action)
     crowd = storm.crowd
     waiting = sum(1 for each in candidates if each.name in crowd and is_waiting(each, pool.now_s, policy))
-    # The taint of a node that others took out lowers `allowed`, so it must count even before it is carried
-    # out.
+    # A taint of a node that others took out lowers `allowed`, so the taint must count even before it is
+    # carried out.
     tainted = _after(pool, candidates, [each for each in actions if isinstance(each, Taint)], policy)
     state = breaker.assess(len(pool.nodes), tainted, policy)
     if len(wanted) > state.room:
@@ -223,7 +223,7 @@ def _taint_or_hold(
     reason = storm.reason_for(node.name)
     if reason is not None:
         return _hold_for(node, reason, findings, policy)
-    # The taint ends the waiver, so its evidence includes the waived findings too, as far as there is room.
+    # The taint ends the waiver, so its evidence also includes the waived findings, as far as there is room.
     new = {each.key for each in findings}
     all_found = tuple(sorted(bad, key=lambda each: each.key not in new))
     confirmed = evidence.confirmed(evidence.weigh(node, evidence.most(all_found), now_s), policy)
@@ -280,7 +280,7 @@ def _updated_taint(
 
 
 def _is_found_again(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
-    """True if the agent has another memory than before, and it has all evidence that needs a remedy."""
+    """True if the agent's memory is not the same as before, but has all evidence that needs a remedy."""
     if report.state_id in ("", held.state_id):
         return False
     return release.unremedied(report, held) <= {*evidence.keys(confirmed)}

@@ -24,8 +24,9 @@ MAX_HISTORY = 16  # incidents kept per node; older ones no longer affect how lon
 # Findings weighed and keys kept per node, to bound the size of the annotation. A real node has fewer: each of
 # 8 GPUs would need 16 different faults.
 MAX_EVIDENCE = 128
-MAX_RUNS = 16  # faults seen by training runs that are kept per node, the newest
-MAX_NUMBER = 1e15  # for a time or an age in seconds, so that no sum or product of two is infinite
+MAX_RUNS = 16  # faults seen by training runs that are kept per node: the newest ones
+# the limit for a time or an age in seconds; no sum or product of two such numbers is infinite
+MAX_NUMBER = 1e15
 OPERATOR = "operator"  # the source of a quarantine that an operator has requested; no sensor has this name
 
 
@@ -44,7 +45,8 @@ class NodeFinding:
     held_s: float  # how long it had been present without interruption at the time of the report
     sources: tuple[str, ...]  # the sensors that report it
     verdict_by: str = ""  # "driver" or "operator" if their verdict overrides the table
-    lasting: bool = False  # only a remedy (a reset, a boot, another GPU) can end it, and none was seen yet
+    # only a remedy (a reset, a boot, another GPU) can end it, and none has been seen yet
+    lasting: bool = False
     entity: str = ""  # what is faulty, such as "gpu/0000:3b:00.0"; "" if unknown
     signature: str = ""  # check, code and action; the same for the same fault on another node
     origins: tuple[
@@ -75,7 +77,8 @@ class Report:
     # not pause.
     clean_needs: tuple[str, ...] = ()
     quiet_needs: tuple[str, ...] = ()
-    state_id: str = ""  # of the agent's memory; another one has lost evidence. "" from an older agent
+    # the id of the agent's memory, which changes when the memory loses evidence; "" from an older agent
+    state_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Quarantine:
     # (`release.with_blind_time`).
     blind_at_s: float | None = None
     blind_s: float = 0.0
-    state_id: str = ""  # of the agent's memory that has all of the evidence (`Report.state_id`)
+    state_id: str = ""  # the id of the agent's memory that has all of the evidence (`Report.state_id`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +241,7 @@ class NodePolicy:
     min_serving: int = 1  # the number of nodes known to be healthy that must stay in service
     stale_s: float = 120.0  # an agent counts as silent after this time: four report intervals
     confirm_s: float = 60.0  # how long two witnesses must report a fault: long enough for a storm to show
-    confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s: 300 s
+    confirm_alone_s: float = 300.0  # how long a single witness must report a fault; medik8s waits 300 s
     # A storm means that at least this many nodes, and this share of all, have trouble within
     # `storm_window_s`.
     storm_nodes: int = 5

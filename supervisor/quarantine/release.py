@@ -44,7 +44,7 @@ RELAPSE_WEIGHT = 2.0  # a relapse counts as two incidents, because the required 
 
 
 def waiting(node: NodeView, why: str, age_s: float, limit_s: float, now_s: float) -> Hold:
-    """Return a hold that becomes an alert when its cause, which has an age of `age_s`, is `limit_s` old."""
+    """Return a hold that becomes an alert when its cause is `limit_s` old. Its age now is `age_s`."""
     age_s = max(0.0, age_s)  # after a clock was set back, the age would be negative
     if age_s < limit_s:
         return Hold(node.name, why, now_s + limit_s - age_s)
@@ -126,8 +126,8 @@ def with_blind_time(held: Quarantine, report: Report, silent_s: float, now_s: fl
         return held if blind else replace(held, blind_at_s=None, blind_s=blind_s)
     if blind:
         return replace(held, blind_at_s=now_s)
-    # The healthy time includes the blind time, unless it has restarted. Compare with only half, because
-    # clocks differ a bit.
+    # The healthy time includes the blind time, unless the healthy time has restarted. Compare with only half
+    # of the blind time, because clocks differ a bit.
     return replace(held, blind_s=0.0) if healthy_s < held.blind_s / 2 else held
 
 
@@ -158,17 +158,20 @@ def release_avoided(
 
 
 def unremedied(report: Report, held: Quarantine) -> frozenset[str]:
-    """Return the keys of the evidence that needs a remedy other than a boot since; a key ends with it."""
+    """Return the keys of the evidence that still needs a remedy. Each key ends with its remedy.
+
+    If the node has booted since it was taken out, only a replacement can still be needed.
+    """
     remedies = REMEDIES if report.boot_id == held.boot_id else ("replace",)
     return frozenset(each for each in held.evidence if each.rpartition(" ")[2] in remedies)
 
 
 def is_forgotten(report: Report, held: Quarantine) -> bool:
-    """True if the evidence may have vanished with the agent's memory, and not by its remedy."""
+    """True if the evidence may have vanished with the agent's memory, rather than because of its remedy."""
     if "" in (report.state_id, held.state_id) or report.state_id == held.state_id:
         return False  # an older agent does not say which memory it has
     if held.action not in REMEDIES or held.replace:
-        return False  # it ends without a remedy, or the GPUs in the node show that it was replaced
+        return False  # the fault ends without a remedy, or the GPUs in the node show the replacement
     return held.action == "replace" or held.boot_id == report.boot_id
 
 
@@ -176,7 +179,8 @@ def lemon_score(history: Sequence[PastQuarantine], now_s: float, policy: NodePol
     """Return the sum of the incidents, each weighted by 0.5 to the power of its age in half-lives."""
     return sum(
         (RELAPSE_WEIGHT if each.relapse else 1.0)
-        * math.pow(0.5, max(0.0, now_s - each.at_s) / policy.half_life_s)  # a clock set back adds no weight
+        # a clock that was set back adds no weight
+        * math.pow(0.5, max(0.0, now_s - each.at_s) / policy.half_life_s)
         for each in history
     )
 

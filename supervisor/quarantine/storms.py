@@ -120,7 +120,7 @@ def _signatures(findings: Iterable[NodeFinding]) -> frozenset[str]:
 def _apart(
     troubles: Sequence[_Trouble], crowd: Sequence[_Trouble], total: int, policy: NodePolicy
 ) -> frozenset[str]:
-    """Return the nodes with faults of their own, which a storm of `crowd` may not delay any longer."""
+    """Return the nodes with faults of their own that a storm of `crowd` may no longer delay."""
     if len(crowd) > max(2 * policy.storm_nodes, int(policy.max_share * total)):
         return frozenset()
     return frozenset(

@@ -131,8 +131,8 @@ def quarantined_by_operator(node: NodeView, why: str, now_s: float, *, drain: bo
 def not_later(faults: Iterable[RunFault], now_s: float) -> tuple[RunFault, ...]:
     """Return the faults, with each time that is later than now replaced by now.
 
-    A clock that was ahead noted such a time. Without this, the next record of these faults would undo the
-    correction of the times that are stored on the node.
+    Such a time comes from a clock that was ahead. Without this function, the next record of these faults
+    would undo the correction of the times that are stored on the node.
     """
     return tuple(replace(each, at_s=min(each.at_s, now_s)) for each in faults)
 

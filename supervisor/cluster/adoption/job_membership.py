@@ -120,7 +120,7 @@ class Adopted:
 
     key: JobKey
     members: int  # the number of members that the job trains with; additional ones are standbys
-    nproc: int  # ranks of each member
+    nproc: int  # the number of ranks of each member
     order: tuple[int, ...]
     replica_type: str  # from the pod's label, in lower case; "" if its owner has only one type
 
@@ -144,7 +144,8 @@ class GroupFacts:
     members: str = ""  # "4" or "2:4"
     nproc: int = 0
     count: int = 0  # the size of a group of pods without an owner
-    silent: str = ""  # one of these pods that lacks the annotated number of members; "" if none does
+    # the name of one of these pods without the annotated number of members; "" if all have it
+    silent: str = ""
     why: str = ""
 
 
@@ -414,7 +415,7 @@ def states_members(pod: object, owners: OwnerChain) -> bool:
 
 
 def _count(pod: PodFacts) -> int:
-    """Return the size of a group of pods without an owner, from this pod; 0 if the pod does not state it."""
+    """Return the size of a group of pods without an owner, as this pod states it; 0 if it does not."""
     return pod_facts.count(pod, (source for kind in shipped().pods for source in kind.count))
 
 

@@ -1,8 +1,8 @@
 """Read from an owner's object how many of its pods train. The table of kinds says where to look. Pure.
 
 An owner can have several replica types, such as the replicatedJobs of a JobSet, or the Master and Worker of a
-PyTorchJob. The types whose pod templates opt in form the group. If no template opts in, because the pods got
-the annotation in another way, the types must be known to train together.
+PyTorchJob. The group consists of the types whose pod templates opt in. If no template opts in, because the
+pods got the annotation in another way, the types must be known to train together.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from supervisor.cluster.adoption.untrusted_json import MAX_TEXT, at, items, refu
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind
 
 MAX_PARTS = 1_000  # replica types of one object
-MAX_KEPT = 65_536  # characters of an owner, apart from what `kept` leaves out
-MAX_DEPTH = 32  # of an owner's object; the table's paths, including a pod template's, have up to eight parts
+MAX_KEPT = 65_536  # characters of an owner, not counting the parts that `kept` leaves out
+# the depth of an owner's object; the table's paths, including a pod template's, have up to eight parts
+MAX_DEPTH = 32
 _BULK = ("status", "managedFields", "containers", "initContainers", "ephemeralContainers", "volumes")
 
 
@@ -35,8 +36,8 @@ class _Part:
 def kept(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an owner's object without the parts of its pod templates that are never read. Never raises.
 
-    A user can make those parts as large as the API server accepts, in any number of owners. If the rest is
-    also too large, the result has the field `CUT` with the reason.
+    A user can make those parts as large as the API server accepts, in any number of owners. If the remaining
+    parts are also too large, the result has the field `CUT` with the reason.
     """
     found = _without_bulk(content, MAX_DEPTH)
     if (size := characters(found)) <= MAX_KEPT:

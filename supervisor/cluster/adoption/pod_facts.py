@@ -1,4 +1,4 @@
-"""Read what a pod says about itself in its labels, annotations and environment. Pure.
+"""Read what a pod states about itself in its labels, annotations and environment. Pure.
 
 `kept` and `KeptPods` reduce each pod in a mirror of all pods to the parts that this module and
 `supervisor.cluster.pods.read_pod` read: a few kilobytes, even for a huge pod.
@@ -34,11 +34,12 @@ from supervisor.cluster.adoption.workload_kinds import PLACES, PodSource, shippe
 MAX_MEMBERS = 4_096  # pods of one job
 MAX_CONTAINERS = 128
 MAX_REFERENCES = 64  # ownerReferences of one object
-MAX_VARIABLES = 2_048  # of one container
-MAX_ADDRESSES = 4  # of one pod
+MAX_VARIABLES = 2_048  # the variables of one container
+MAX_ADDRESSES = 4  # the addresses of one pod
 MAX_MESSAGE = 300  # characters of the message that a container leaves when it ends
 MAX_KEPT = 24_576  # characters of all labels, annotations, variables and owners of a pod that are kept
-# The limit for the pods of one namespace, as `_weight` estimates it. 16,384 members of one job take 45 MiB.
+# The memory limit for the pods of one namespace, whose size `_weight` estimates. 16,384 members of one job
+# take 45 MiB.
 NAMESPACE_BYTES = 64 << 20
 # The field of a kept object that says why its contents were cut. The API server sends no such field.
 CUT = "holdfast.dev/cut"

@@ -1,4 +1,4 @@
-"""Find the pods of a manifest that the supervisor would not adopt, before they exist. Pure."""
+"""Check a manifest, before its pods exist, for pods that the supervisor would not adopt. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _too_large(found: Adopted, owners: OwnerChain, content: Mapping[str, Any], k
         named = f"{content.get('kind')} {content['metadata'].get('name')}"
         pods = owner_size(content, named, kind, owners.idle, found.replica_type)
     except UnfitObject:
-        return ""  # this is why the author set the annotation
+        return ""  # the author set the annotation because the object has no clear size
     if found.members <= pods:
         return ""
     return f"{MEMBERS} is {found.members}, but {named} has {pods} that train: the job would wait for more"

@@ -34,7 +34,10 @@ class PodSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKind:
-    """One row of the table. The comment at the top of the file describes the fields. Paths contain dots."""
+    """One row of the table. The comment at the top of the file describes the fields.
+
+    A path is a sequence of field names joined by dots.
+    """
 
     kind: str
     groups: tuple[str, ...]

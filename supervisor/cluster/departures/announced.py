@@ -15,7 +15,7 @@ from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.watch import ObjectName
 from supervisor.view.model import SECOND_NS, Departure
 
-EVICT_AGAIN_S = 10.0  # between two requests to evict the same pod
+EVICT_AGAIN_S = 10.0  # the time between two requests to evict the same pod
 # The reasons of the condition DisruptionTarget: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
 _DISRUPTIONS: Mapping[str, str] = {
     "PreemptionByScheduler": "it is being preempted by a pod with a higher priority",
@@ -30,10 +30,11 @@ class AnnouncedDepartures:
     """The departures of one job's members, and the pods that must be evicted after their ranks have moved."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, str] = {}  # by uid of a pod that must leave its node: why
+        self._asked: dict[str, str] = {}  # why a pod must leave its node, by the pod's uid
         self._unfit: dict[str, str] = {}  # the same for pods that are a last choice until they have left
-        self._since_s: dict[tuple[str, str], float] = {}  # by uid and announcement: when it was first seen
-        self._evicted_s: dict[str, float] = {}  # by uid: when the eviction was last requested
+        # when each announcement was first seen, by the pod's uid and the announcement
+        self._since_s: dict[tuple[str, str], float] = {}
+        self._evicted_s: dict[str, float] = {}  # when the eviction was last requested, by uid
 
     def leave(self, pods: Iterable[PodMember], node: str, why: str) -> None:
         """Make the pods that are now on a node leave it. Later pods are not affected. Idempotent."""
@@ -42,7 +43,7 @@ class AnnouncedDepartures:
     def leave_as_members(self, pods: Iterable[PodMember], members: Container[str], why: str) -> None:
         """Make the pods of these members, which have no ranks, leave their nodes. Idempotent.
 
-        Until a pod is gone, its member gets ranks only if there is no other one.
+        Until a pod is gone, its member gets ranks only if there is no other member.
         """
         self._unfit |= {pod.uid: why for pod in pods if pod.member in members and not pod.has_ended}
 
@@ -103,8 +104,9 @@ class AnnouncedDepartures:
         """Return the pods that must leave now and that no other program deletes. `pods` have no ranks.
 
         These are pods that were asked to leave their node, and standbys, each of which is replaced by another
-        standby. If a node's agent only reports a fault, a standby stays on the node, because its replacement
-        might be scheduled on the same node. A later call returns a pod again only after `EVICT_AGAIN_S`.
+        standby. If a node's agent merely reports a fault, a standby stays on the node, because its
+        replacement might be scheduled on the same node. A later call returns a pod again only after
+        `EVICT_AGAIN_S`.
         """
         due = [
             pod

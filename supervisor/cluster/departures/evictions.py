@@ -35,7 +35,7 @@ class JobEvictions:
     def why_blocked(self) -> str:
         """Return why no pod may be evicted at present; "" if pods may be evicted.
 
-        This supervisor, rather than a member, may be cut off from the network.
+        Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
         """
         if not self.has_heard():
             return _NOT_REACHED

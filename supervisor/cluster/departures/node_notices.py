@@ -28,7 +28,7 @@ FILE = "node_notices.toml"
 # Members on such a node do not move immediately, because the kubelet may merely have been restarted.
 _LIFECYCLE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 KUBELET_RESTART_S = 30.0
-# The kubelet's reason for a node that is not ready while the pods end before a shutdown.
+# The reason that the kubelet gives for a node that is not ready while its pods end before a shutdown.
 _SHUTDOWN = "node is shutting down"
 _READY = "Ready"
 

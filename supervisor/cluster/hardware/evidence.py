@@ -17,15 +17,15 @@ class HardwareEvidence:
     """The evidence that the current run of one job contains, and the nodes of the job's members."""
 
     def __init__(self, job: str, report: Callable[[str, RunFault], None]) -> None:
-        """`job` names the job in the evidence. `report` is called with a node and a fault, often again."""
+        """`job` names the job in the evidence. `report` receives a node and a fault, often repeatedly."""
         self._job, self._report = job, report
         self._history = HardwareHistory()  # of the current run
-        self._nodes_of: dict[str, str] = {}  # by member, also of members that are gone
+        self._nodes_of: dict[str, str] = {}  # by member, including members that are gone
 
     def begin_run(self, records: Iterable[Mapping[str, Any]]) -> HardwareHistory:
-        """Return the history of a run with these recorded incidents, after reporting its evidence.
+        """Report the evidence of a run with these recorded incidents, and return its history.
 
-        The earlier supervisor may have ended before the Node had the evidence.
+        The earlier supervisor may have ended before the evidence was written to the Node.
         """
         self._history = HardwareHistory(records)
         self._report_all()

@@ -52,9 +52,9 @@ def of_incident(
     node_of: Callable[[str], str],
     node_at: Callable[[str], str],
 ) -> HardwareIncident | None:
-    """Return what an incident says about hardware; None until its cause is known.
+    """Return what an incident shows about hardware; None until its cause is known.
 
-    Also returns None if the incident says nothing about hardware, or points to several nodes.
+    Also returns None if the incident shows nothing about hardware, or points to several nodes.
 
     Args:
         node_of: Returns the node of a member; "" if it is unknown.
@@ -128,7 +128,7 @@ class HardwareHistory:
         return counted(self._seen.values())
 
     def with_hardware(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an incident's record, with what the incident says about hardware, if anything."""
+        """Return an incident's record, with what the incident shows about hardware, if anything."""
         found = self._seen.get(str(record.get("id")))
         return record if found is None else {**record, "hardware": asdict(found)}
 

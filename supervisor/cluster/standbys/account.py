@@ -54,7 +54,7 @@ class StandbyAccount:
     def shown(
         self, standbys: Iterable[PodMember], placement: Collection[str], wanted: int, problem: str
     ) -> dict[str, Any]:
-        """Return the status field `standbys`, without the ready ones; {} if there is nothing to show."""
+        """Return the status field `standbys`, without the ready count; {} if there is nothing to show."""
         there = sorted((each for each in standbys if not each.has_ended), key=lambda each: each.name)
         if not (wanted or there or self.core_s or self.gpu_s):
             return {}

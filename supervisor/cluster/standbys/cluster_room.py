@@ -24,7 +24,7 @@ from supervisor.kubernetes.watch import Mirror, ObjectName
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5  # between two checks of the waiting pods
+POLL_S = 0.5  # the time between two checks of the waiting pods
 # How long the cached data of a node may be used to reject the node. The node is read again before a standby
 # on it is deleted.
 FRESH_S = 5.0
@@ -34,8 +34,8 @@ AGAIN_S = 5.0  # if no standby can yield to a pod, the pod is considered again a
 # The time before a second standby may yield to the same pod. Deleting the first one did not help, so the pod
 # has a requirement that `node_fit` does not consider.
 IN_VAIN_S = 600.0
-# A list of all pods is reused for at least this time, and for at least this many times the time that it took
-# to read. Jobs that lack standbys on a full cluster therefore cost little.
+# A list of all pods is reused for at least `SURVEY_S`, and for at least `SURVEY_SHARE` times as long as it
+# took to read. Jobs that lack standbys on a full cluster therefore cost little.
 SURVEY_S = 5.0
 SURVEY_SHARE = 50.0
 CANDIDATES = 4  # nodes that a standby may be scheduled on
@@ -85,13 +85,17 @@ class ClusterRoom:
     _mirror: Mirror = field(init=False)
     _survey: _Survey = field(default_factory=_Survey)
     _surveying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _rooms: dict[str, tuple[float, NodeRoom]] = field(default_factory=dict)  # when each was read
-    _seen_s: dict[str, float] = field(default_factory=dict)  # by uid: when a pod began to wait
-    _lacks_s: dict[str, float] = field(default_factory=dict)  # by uid: when it began to lack room
-    _again_s: dict[str, float] = field(default_factory=dict)  # by uid: when it is considered again
-    _promised: list[tuple[float, PodNeeds]] = field(default_factory=list)  # until when each counts
-    _going_s: dict[str, float] = field(default_factory=dict)  # by uid of a standby that yields: until when
-    _coming: list[tuple[float, str, PodNeeds]] = field(default_factory=list)  # until when, node and pod
+    # each with the time when it was read
+    _rooms: dict[str, tuple[float, NodeRoom]] = field(default_factory=dict)
+    _seen_s: dict[str, float] = field(default_factory=dict)  # when each pod began to wait, by uid
+    _lacks_s: dict[str, float] = field(default_factory=dict)  # when each pod began to lack room, by uid
+    _again_s: dict[str, float] = field(default_factory=dict)  # when each pod is considered again, by uid
+    # each standby, with the time until which room is reserved for it
+    _promised: list[tuple[float, PodNeeds]] = field(default_factory=list)
+    # until when the room of each yielding standby is reserved, by its uid
+    _going_s: dict[str, float] = field(default_factory=dict)
+    # until when room is reserved, on which node, and for which pod
+    _coming: list[tuple[float, str, PodNeeds]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._mirror = Mirror(self.server, PODS, fields=waiting_pods.SELECTOR, prune=waiting_pods.kept)
@@ -116,8 +120,8 @@ class ClusterRoom:
         lacking = [each for each in waiting if each.lacks_room]
         uids = {each.needs.uid for each in lacking}
         self._lacks_s = {uid: self._lacks_s.get(uid, now_s) for uid in uids}
-        # Keep this for pods that briefly lack something else too, because each attempt of the scheduler may
-        # meet another obstacle first.
+        # Also keep this for pods that briefly lack something else, because each attempt of the scheduler may
+        # meet a different obstacle first.
         there = {each.needs.uid for each in waiting}
         self._again_s = {uid: at_s for uid, at_s in self._again_s.items() if uid in there}
         due = waiting_pods.by_importance(
@@ -130,7 +134,7 @@ class ClusterRoom:
             return
         idle = {each.uid: each for each in self.idle() if each.uid not in self._going_s}
         self._going_s = {uid: until_s for uid, until_s in self._going_s.items() if until_s > now_s}
-        due_uids = {each.needs.uid for each in due}  # pods that were expected must not block themselves
+        due_uids = {each.needs.uid for each in due}  # the room reserved for a pod must not keep that pod out
         self._coming = [
             (until_s, node, pod)
             for until_s, node, pod in self._coming
@@ -161,7 +165,8 @@ class ClusterRoom:
     ) -> bool:
         """Delete standbys for a pod. Return True if one is deleted.
 
-        `nodes` contains the nodes in their expected state. A node is replaced if this learns more about it.
+        `nodes` contains the nodes in their expected state. If this learns more about a node, it replaces the
+        node's entry.
         """
         fitting = next((each.room.name for each in nodes.values() if fits(pod, each.room)), "")
         if fitting:  # the scheduler has not tried again yet
@@ -198,7 +203,7 @@ class ClusterRoom:
         return found
 
     def why_unscheduled(self, namespace: str, name: str) -> str:
-        """Return what the scheduler says about a pod without a node; "" if it says nothing."""
+        """Return the scheduler's message about a pod without a node; "" if there is none."""
         found = self._mirror.objects.get(ObjectName(namespace, name))
         return waiting_pods.found_in([found])[0].why if found is not None else ""
 

@@ -57,7 +57,7 @@ def plan(
         may_create: True while the job trains, because only then is a standby useful, and only then is there a
             pod to copy.
         over_s: How long ago the job ended; None while it has not ended.
-        unplaced_s: By uid, how long each standby without a node has been without one.
+        unplaced_s: How long each standby without a node has been without one, by uid.
         kept_out: The name of a pod of the owner that has had no node for `START_S`, because pods such as the
             standbys are in its way; "" if there is none.
     """

@@ -76,7 +76,7 @@ _OF_ONE_POD = (
     "schedulingGroup",  # the gang in Kubernetes 1.36 and later, and in 1.35: KEP-4671
     "workloadRef",
 )
-_TOKEN_VOLUME = "kube-api-access-"  # the API server adds a volume with this prefix to each pod
+_TOKEN_VOLUME = "kube-api-access-"  # the prefix of the volume that the API server adds to each pod
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _GANGS = (
     "scheduling.x-k8s.io/",
@@ -117,7 +117,7 @@ def standby_number(name: str) -> int:
 def standby_pod(
     model: KubernetesObject, supervision: str, supervision_uid: str, number: int
 ) -> dict[str, Any] | NoCopy:
-    """Return the standby `number` of a job, as a copy of its pod `model`, without the nodes that it may use.
+    """Return the standby `number` of a job: a copy of its pod `model`, not yet limited to certain nodes.
 
     Args:
         model: A pod of the job, as the API server returned it.

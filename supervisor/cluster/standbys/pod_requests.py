@@ -20,7 +20,7 @@ Requests = Mapping[str, int]
 
 
 def requests_of(pod: Mapping[str, Any]) -> dict[str, int]:
-    """Return the requests of a valid pod, including one of `PODS`.
+    """Return the requests of a valid pod, which also takes one of the node's `PODS`.
 
     Init containers run one after another, so only the largest is counted, together with the sidecars that
     were started before it. If a container has more than it requests, as during a resize, the larger amount is
@@ -76,5 +76,6 @@ def _largest(one: Requests, other: Requests) -> dict[str, int]:
 def _amount(is_cpu: bool, text: str) -> int:
     try:
         return math.ceil(quantity(text) * (1000 if is_cpu else 1))
-    except ValueError:  # the API server accepts no such quantity, but no pod may stop the supervisor
+    # the API server accepts no such quantity, but if one appears, it must not stop the supervisor
+    except ValueError:
         return 0

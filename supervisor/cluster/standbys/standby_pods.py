@@ -37,10 +37,10 @@ from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0  # between two rounds
-IDLE_POLL_S = 5.0  # the same, for a job that wants no standby and has none
+POLL_S = 1.0  # the time between two rounds
+IDLE_POLL_S = 5.0  # the time between two rounds of a job that wants no standby and has none
 SEEN_S = 10.0  # the longest time until the next round sees a created or deleted pod
-RETRY_S = (5.0, 10.0, 30.0, 60.0)  # after the first, second, third and later failures in a row
+RETRY_S = (5.0, 10.0, 30.0, 60.0)  # the pause after the first, second, third and later failures in a row
 ROOM_S = 30.0  # replaces longer times of `RETRY_S` while no node has room
 # The pause after a standby has yielded, during which the pod that it yielded to is scheduled.
 YIELDED_S = 30.0
@@ -74,7 +74,7 @@ class StandbyPods:
     ) -> None:
         """`needs` returns None while the job has no run.
 
-        `term_left_s` returns for how long this process certainly leads. `report` records an event: its
+        `term_left_s` returns how long this process certainly still leads. `report` records an event: its
         reason, its message, and whether it is bad. `withdraw` is called with a pod's uid and True before the
         pod's deletion is requested. The pod gets no ranks from then on. `withdraw` is called with False if
         the pod stays.
@@ -82,15 +82,17 @@ class StandbyPods:
         self._server, self._namespace = server, namespace
         self._needs, self._term_left_s, self._report = needs, term_left_s, report
         self._over_since_s: float | None = None
-        self._touched: dict[object, float] = {}  # until when recent requests count, by number or uid
+        self._touched: dict[object, float] = {}  # until when each recent request counts, by number or uid
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
         self._problem = ""  # as last reported
         self._room, self._withdraw = room, withdraw
         self._uncertain: set[str] = set()  # uids of pods whose deletion may have been requested
-        self._unplaced_s: dict[str, float] = {}  # by uid: since when a pod has had no node
-        self._limits: dict[str, tuple[str, ...]] = {}  # by name of a standby: the nodes that it may use
-        self._avoided: dict[str, float] = {}  # nodes on which a standby was not scheduled, until when
+        self._unplaced_s: dict[str, float] = {}  # since when each pod has had no node, by uid
+        # the nodes that each standby may use, by the standby's name
+        self._limits: dict[str, tuple[str, ...]] = {}
+        # nodes on which a standby was not scheduled, and until when to avoid each
+        self._avoided: dict[str, float] = {}
         self._account = StandbyAccount()
 
     async def run(self) -> None:
@@ -225,7 +227,7 @@ class StandbyPods:
             self._let_stay(uid)
         create = () if now_s < self._resume_s else found.create
         return StandbyPlan(
-            # one in a round, because the next one must know where the scheduler has put this one
+            # only one per round, because the next one depends on where the scheduler has put this one
             tuple(number for number in create if number not in self._touched)[:1],
             tuple((pod, why) for pod, why in found.delete if pod.uid not in self._touched),
         )

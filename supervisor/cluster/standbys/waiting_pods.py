@@ -23,7 +23,7 @@ HOLD_S = 60.0
 # The scheduler's messages about a lack of resources, and about the limit on the number of a node's pods:
 # https://github.com/kubernetes/kubernetes/blob/master/pkg/scheduler/framework/plugins/noderesources/fit.go
 _LACKS = ("Insufficient ", "Too many pods")
-TAKEN = (*_LACKS, "anti-affinity")  # the same, and that other pods must not be on the same node
+TAKEN = (*_LACKS, "anti-affinity")  # these messages, and the one about pods that must not be on the same node
 _WAITING = "waiting"  # the field of a mirrored object
 
 
@@ -39,7 +39,7 @@ class WaitingPod:
 
     @property
     def lacks_room(self) -> bool:
-        """True if the scheduler found no node because of a lack of resources, and makes no room itself."""
+        """True if the scheduler found no node for lack of resources, and is not making room itself."""
         is_for_room = any(each in self.why for each in _LACKS)
         return is_for_room and not (self.nominated or self.is_standby or self.is_gated)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from supervisor.cluster.standbys.node_fit import NodeRoom, PodNeeds, fits, is_kept_away, lacking
 
-PLACEHOLDER = 0  # a pod with a lower priority may only hold room for others, as autoscaler guides advise
+# a pod with a lower priority may exist only to hold room for others, as autoscaler guides advise
+PLACEHOLDER = 0
 
 
 @dataclass(frozen=True, slots=True)

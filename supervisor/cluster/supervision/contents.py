@@ -69,8 +69,8 @@ def belongs_to(found: KubernetesObject, key: JobKey) -> bool:
 def ongoing_run(found: KubernetesObject) -> OngoingRun | None:
     """Return the run in a Supervision; None if it has none, or if its run has ended.
 
-    The status is written only by supervisors. Users can edit the spec. A key that does not match the name of
-    the resource is therefore refused, because it would add the pods of this job to another job.
+    The status is written only by supervisors. Users can edit the spec, and a key that does not match the name
+    of the resource would add the pods of this job to another job. Such a key is therefore refused.
     """
     status, spec = mapping(found.get("status")), mapping(found.get("spec"))
     key, held = _key_of(found), held_state_of(status) if status.get("phase") != "ended" else None

@@ -22,7 +22,7 @@ SAVE_S = 5.0  # the limit for writing a decision; the job does not wait for a sl
 RAISE_S = 1.5  # the limit for taking a higher epoch, because a decision waits for it
 RAISE_AGAIN_S = 2.0  # the time before a failed attempt is repeated; decisions in between do not wait
 TERM_S = 0.05  # the time between two checks of the term, while it is unknown whether this process leads
-MAX_UNSURE = 16  # remembered claims of a new epoch whose response was lost
+MAX_UNSURE = 16  # how many claims of a new epoch to remember after their responses were lost
 
 
 class SupervisionRecords:
@@ -114,7 +114,7 @@ class SupervisionLead(Lead):
                 raise
 
     async def store(self, values: Mapping[str, Any]) -> None:
-        """Set fields of the status. Raises `Deposed`, unless this process itself took the newer epoch.
+        """Set fields of the status. Raises `Deposed` if another process has taken a newer epoch.
 
         After this process was suspended, this waits until it knows whether it still leads.
         """

@@ -168,7 +168,7 @@ def _set(
 
 
 def _names(found: Any) -> tuple[str, ...]:
-    """Return the names in a list, which an older version did not write."""
+    """Return the names in a list; none for the state of an older version, which has no such list."""
     return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
 
 

@@ -24,7 +24,8 @@ class RequestedStop:
 
     def __init__(self) -> None:
         self._shown: object = None  # as the mirror last showed it
-        self._removed_s: float | None = None  # when this supervisor removed the request to an earlier run
+        # when this supervisor removed a request that was for an earlier run
+        self._removed_s: float | None = None
 
     @property
     def current(self) -> StopRequest:

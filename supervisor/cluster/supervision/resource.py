@@ -1,7 +1,7 @@
 """Create a job's `Supervision`, take it over, and write it.
 
-Every write tests that the resource is still the same and has this supervisor's epoch, including the write
-that takes a higher epoch. Therefore, a supervisor that was replaced, or whose job was deleted, cannot change
+Every write, including the one that takes a higher epoch, tests that the resource is still the same and has
+this supervisor's epoch. Therefore, a supervisor that was replaced, or whose job was deleted, cannot change
 anything, even if its requests arrive late.
 """
 

@@ -4,7 +4,8 @@ Namespaces get equal shares of the decoding time, and so do the jobs of each nam
 
 Decoding blocks the event loop. After a fault, all members of a job, or of many jobs, report at once. asyncio
 would serve all of their sockets before looking for other events, which takes more than a second with 1,000
-members. If all members simply took turns, a report would wait longer the more members its neighbours have.
+members. If all members simply took turns, a namespace or a job with more members would make the reports of
+its neighbours wait longer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from supervisor.controller.limits.owner import ReportOwner
 
 TURN_S = 0.02  # the time spent on decoding before other work may run
-COUNTED_S = TURN_S / 2  # below this, no callback resets the count: it would cost a tenth of a small report
+COUNTED_S = TURN_S / 2  # below this, no callback resets the count: one would cost a tenth of a small report
 SECONDS_PER_BYTE = 5e-8  # an estimate, used to put several small reports into one turn
 LEAST_S = 5e-5  # the estimate for the smallest report
 # A report that takes longer than a turn delays everyone, no matter whose turn it is, so this excess is

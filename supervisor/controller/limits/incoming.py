@@ -13,8 +13,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-SMALL_BYTES = 64 << 10  # each connection may hold this much; more needs a place
-PLACES = 24  # each holds up to `codec.MAX_MESSAGE_BYTES` plus one more read
+SMALL_BYTES = 64 << 10  # each connection may hold this much; to hold more, it needs a place
+PLACES = 24  # each allows up to `codec.MAX_MESSAGE_BYTES` plus one more read
 NAMESPACE_PLACES = 3
 PLACE_S = 5.0  # how long a message may take to arrive while other connections wait for its place
 READ_BYTES = 64  # the memory that each read takes in addition to its data

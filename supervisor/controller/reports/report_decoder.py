@@ -1,8 +1,8 @@
 """Decode the reports of one member without parsing the parts that repeat the previous report. Pure.
 
 Most of a report repeats the previous one: between two steps, only times and the ranks' progress change. A
-sidecar then sends only these (`report_updates`). An older sidecar sends everything. If a part of its text is
-the same as last time, its decoded values are reused instead of parsing it again. A supervisor of 2,000
+sidecar then sends only these (`report_updates`). An older sidecar sends everything. If the text of a part is
+the same as last time, the decoder reuses the part's values instead of parsing it again. A supervisor of 2,000
 members would otherwise spend most of its time decoding.
 """
 
@@ -78,7 +78,8 @@ class ReportDecoder:
         self._values: dict[str, Any] = {}  # the values of the fields in `PARTS`
         self._known_bytes = 0
         self._last: MemberReport | None = None  # the last report
-        # How it names its member and describes its launcher. Its receiver may replace both.
+        # How the last report names its member and describes its launcher. The receiver of the report may
+        # replace both.
         self._as_sent: dict[str, Any] = {}
         self.was_update = False  # whether the last text was an update
         self._whole_bytes = 0  # `retained_bytes` after the last complete report, including later updates
@@ -86,7 +87,7 @@ class ReportDecoder:
         self.retained_bytes = 0
 
     def decode(self, text: str) -> MemberReport:
-        """Return the report of a text that contains it or, as an update, its changes.
+        """Return the report in `text`, which is either a whole report or an update with only the changes.
 
         For a complete report, this is exactly what `codec.decode` returns. Raises `InvalidMessage`.
         """

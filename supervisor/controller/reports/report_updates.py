@@ -18,9 +18,10 @@ from holdfast.protocol.member_messages import (
     ReportUpdate,
 )
 
-BEGINNING = '{"update_of":'  # of the text of an update; that of a report begins with its first field
-# The most memory that updates add for each rank: its texts may become longer. What is counted for a report
-# includes an object for each of its values.
+# the beginning of an update's text; a report's text begins with the report's first field
+BEGINNING = '{"update_of":'
+# The maximum amount of memory that updates add for each rank, because its texts may become longer. The memory
+# counted for a report already includes an object for each of its values.
 RANK_BYTES = MAX_PASSING_TEXT * len([each for each in fields(RankProgress) if each.type == "str"])
 _read_report = codec.row_reader(MemberReport, PASSING, MAX_PASSING_TEXT)
 _read_room = codec.row_reader(MemoryUse, PASSING_ROOM, MAX_PASSING_TEXT)

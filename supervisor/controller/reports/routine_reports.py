@@ -58,7 +58,7 @@ def is_routine(before: MemberReport | None, report: MemberReport, is_update: boo
 def only_has_newer_snapshots(before: MemberReport | None, report: MemberReport) -> bool:
     """True if `report` differs from a routine one only in further snapshots and their checksums.
 
-    The first snapshot of a rank is not such a case. The job must record soon that a state exists, because a
+    This is False for the first snapshot of a rank. The job must record soon that a state exists, because a
     successor without this record would start from step 0.
     """
     if before is None or not before.slots or any(each.snapshot_step < 0 for each in before.progress):
