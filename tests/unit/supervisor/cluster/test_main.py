@@ -449,8 +449,7 @@ async def test_a_job_that_has_ended_takes_no_memory_and_is_supervised_again_with
         served.put("pods", {**ended, "metadata": dict(ended["metadata"])})
         if left == "no pod":
             served.remove("pods", "team", "team-job-0")
-        await until(lambda: not supervised)
-        assert not job._tasks
+        await until(lambda: not (supervised or job._tasks))
         written = list(served.requests)
         await asyncio.sleep(0.2)
         assert (supervised, served.requests) == ({}, written)
