@@ -185,7 +185,7 @@ FILE is a manifest, or - for standard input. Adds Holdfast to each pod template 
 annotation holdfast.dev/inject: "true" and prints the result. Prints a note about each of these
 templates to stderr. The CA certificate that sidecars need to verify the supervisor is omitted,
 because only the webhook has it. The exit code is 1 if a template with the annotation cannot be
-injected, and 2 if there is no pod template."""
+injected. It is 2, and nothing is printed to stdout, if no pod template has the annotation."""
 
 _PLAN_ABOUT = """\
 Prints for each number of standbys how much of the time the job trains and what that costs, the

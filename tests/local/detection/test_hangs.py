@@ -143,6 +143,5 @@ def test_an_unmodified_script_may_evaluate_and_its_stopped_rank_is_found_as_fast
     found = run.broken(lambda: run.hit(1, signal.SIGSTOP))
     p99_s = max(each["p99_s"] or 0.0 for each in (*before["ranks"], *run.running()["ranks"]))
     assert (found["kind"], found["rank"]) == ("hang", 1), found["why"]
-    native_s = NATIVE_S if how == "lock" else 0.0
-    assert found["detected_s"] <= 3 * p99_s + 1 + native_s, (p99_s, found["timeline"])
+    assert found["detected_s"] <= 3 * p99_s + 1, (p99_s, found["timeline"])
     assert run.stop().code == 130
