@@ -45,7 +45,7 @@ _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
 _POLLS = 40
 _POLL_S = 0.001
 _SUM_BYTES = 8
-_OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
+OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
 # tqdm's monitor must be waiting for its own lock, because while it writes it holds a lock that other threads
 # need.
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})
@@ -129,7 +129,7 @@ class _Threads:
     def __init__(self, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> None:
         self._pid = pid
         monitors = {each.tid for each in found if any(map(_is_monitor, each.frames))}
-        self.aside = dict.fromkeys(ours, _OURS_WAIT) | dict.fromkeys(monitors, _MONITOR_WAITS)
+        self.aside = dict.fromkeys(ours, OURS_WAIT) | dict.fromkeys(monitors, _MONITOR_WAITS)
         names = process_stats.threads(pid)
         if not 0 < len(names) < process_stats.MAX_THREADS:
             raise _NotAtRest(f"it has {len(names)} threads")

@@ -6,7 +6,9 @@ same in every process and say nothing about the script.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 
 from holdfast.fileio import strict_json
 
@@ -15,16 +17,27 @@ MAX_DUMP_BYTES = 1 << 22
 MAX_VALUES = 1 << 17
 _OURS = "holdfast"  # the names of Holdfast's own threads begin with this
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen")
+# The function of CPython that waits for a lock of Python, and the libraries whose functions it calls. No
+# extension and no native thread uses it for its own locks.
+_LOCK_CALL = "PyThread_acquire_lock_timed"
+_SYSTEM = re.compile(r"(libc|libpthread|ld-musl-\w+)[-.]")
+
+# The positions of a wait for a lock of Python: modules of Python that only wait for such locks, and `ACQUIRE`
+LOCK_POSITION = re.compile(r"\(((threading|queue|concurrent/futures/\w+)\.py:\d+|_thread)\)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call. `file` is the short name for display, and `path` the full path."""
+    """One call. `file` is the short name for display, and `path` the full path.
+
+    A native frame is a call of a C function. `path` is then the library's path.
+    """
 
     function: str
     file: str
     path: str
     line: int
+    native: bool = False
 
     @property
     def ours(self) -> bool:
@@ -68,15 +81,19 @@ def _thread(found: dict[str, object]) -> Thread:
         tid=int(str(found.get("os_thread_id") or 0)),
         name=str(found.get("thread_name") or ""),
         active=found.get("active") is True,
-        frames=tuple(
-            Frame(
-                str(each["name"]),
-                str(each.get("short_filename") or each["filename"]),
-                str(each["filename"]),
-                int(each.get("line") or 0),
-            )
-            for each in frames
-        ),
+        frames=tuple(_frame(each) for each in frames),
+    )
+
+
+def _frame(found: dict[str, object]) -> Frame:
+    library = found.get("module")
+    if (
+        library is not None
+    ):  # `filename` is the source of the C function, if the library has debug information
+        return Frame(str(found["name"]), str(library).rpartition("/")[2], str(library), 0, native=True)
+    path = str(found["filename"])
+    return Frame(
+        str(found["name"]), str(found.get("short_filename") or path), path, int(str(found.get("line") or 0))
     )
 
 
@@ -122,6 +139,35 @@ def innermost(threads: tuple[Thread, ...]) -> str:
     """Return the innermost function of the main thread; "" if unknown."""
     frames = threads[0].frames if threads else ()
     return str(frames[0]) if frames else ""
+
+
+# What a thread does that waits for a lock of Python. Python has no frame for it.
+ACQUIRE = Frame("acquire", "_thread", "_thread", 0)
+
+
+def all_wait_for_python_locks(threads: tuple[Thread, ...]) -> bool:
+    """Return True if each thread that runs Python code waits in a call that acquires a lock of Python.
+
+    `threads` is a dump with native frames. Only a thread that runs Python code can release such a lock, so a
+    thread without Python frames does not count.
+    """
+    at_work = [each.frames for each in threads if not all(frame.native for frame in each.frames)]
+    return bool(at_work) and all(map(_acquires_python_lock, at_work))
+
+
+def _acquires_python_lock(frames: tuple[Frame, ...]) -> bool:
+    native = takewhile(lambda frame: frame.native, frames)
+    calls = tuple(dropwhile(lambda frame: _SYSTEM.match(frame.file), native))
+    if not calls or calls[0].function != _LOCK_CALL:
+        return False
+    # All calls between the lock and the Python code must be the interpreter's, or those of its SimpleQueue.
+    return all(each.path == calls[0].path or each.file.startswith("_queue.") for each in calls)
+
+
+def with_call(threads: tuple[Thread, ...], call: Frame) -> tuple[Thread, ...]:
+    """Return the threads, with `call` as the innermost frame of the main thread."""
+    main = threads[0]
+    return (replace(main, frames=(call, *main.frames)), *threads[1:])
 
 
 def where(threads: tuple[Thread, ...]) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,6 +138,9 @@ def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> Ran
     page = _page(target.page)
     children, children_cpu_s = _below(before, after)
     same = python_stacks.functions(first) == python_stacks.functions(second)
+    shown = second
+    if same and calls == (thread_waits.LOCK,) and _is_python_lock(command, target.pid, second, ours_too):
+        shown = python_stacks.with_call(second, python_stacks.ACQUIRE)
     return RankInspection(
         rank=target.rank,
         step=page.step if page else -1,
@@ -143,7 +148,7 @@ def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> Ran
         phase_seq=page.phase_seq if page else 0,
         process_state=_state(before.own, after.own),
         cpu_s=round(max(0.0, after.own.cpu_s - before.own.cpu_s), 4),
-        stack=python_stacks.text(second) or missing,
+        stack=python_stacks.text(shown) or missing,
         number=number,
         window_s=round(window_s, 3),
         traced=before.own.traced or after.own.traced,
@@ -152,7 +157,7 @@ def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> Ran
         calls=calls,
         children=children,
         children_cpu_s=round(children_cpu_s, 4),
-        at=python_stacks.innermost(second),
+        at=python_stacks.innermost(shown),
         where=python_stacks.where(second),
         asked=inspection_id,
         rests_s=rest.seconds,
@@ -194,20 +199,48 @@ def dump(command: str, pid: int) -> tuple[tuple[Thread, ...], frozenset[int], st
     """
     if not command:
         return (), frozenset(), "no stack: py-spy is not installed"
-    argv = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    found, missing = _read(command, pid, "--nonblocking")
+    if missing:
+        return (), frozenset(), missing
+    return python_stacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
+
+
+def _read(command: str, pid: int, how: str) -> tuple[tuple[Thread, ...], str]:
+    """Return all Python threads and "", or no threads and the reason."""
+    argv = [command, "dump", "--json", how, "--pid", str(pid)]
     try:
         ended = subprocess.run(argv, capture_output=True, timeout=DUMP_S, check=False)
     except OSError as error:
-        return (), frozenset(), f"no stack: cannot start py-spy: {error}"
+        return (), f"no stack: cannot start py-spy: {error}"
     except subprocess.TimeoutExpired:
-        return (), frozenset(), f"no stack: py-spy did not finish within {DUMP_S:g} s"
+        return (), f"no stack: py-spy did not finish within {DUMP_S:g} s"
     if ended.returncode != 0:
-        return (), frozenset(), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
+        return (), f"no stack: {ended.stderr.decode(errors='replace').strip()[:500]}"
     try:
-        found = python_stacks.parse(ended.stdout[: python_stacks.MAX_DUMP_BYTES])
+        return python_stacks.parse(ended.stdout[: python_stacks.MAX_DUMP_BYTES]), ""
     except ValueError as error:
-        return (), frozenset(), f"no stack: cannot parse py-spy's output: {error}"
-    return python_stacks.of_the_rank(found), frozenset(each.tid for each in found if each.ours), ""
+        return (), f"no stack: cannot parse py-spy's output: {error}"
+
+
+def _is_python_lock(command: str, pid: int, found: tuple[Thread, ...], ours: frozenset[int]) -> bool:
+    """True if all threads of a rank that wait for locks wait for locks of Python, as in a bare acquire().
+
+    A wait of an extension (`work.wait()`) looks the same to the kernel and has no Python frame either, but a
+    native thread may end it. Native frames tell them apart. To read them, py-spy stops the process for some
+    tenths of a second, so this asks only about a rank whose threads all wait for locks anyway.
+    """
+    at = python_stacks.innermost(found)
+    known = blocked_ranks.in_collective(at) or python_stacks.LOCK_POSITION.search(at)
+    if not at or known or found[0].frames[0].ours:
+        return False
+    # A thread of Holdfast that writes may hold a lock of Python's output.
+    if not all(process_stats.wait_of(pid, tid) in blocked_ranks.OURS_WAIT for tid in ours):
+        return False
+    native, missing = _read(command, pid, "--native")
+    if missing.endswith(f"{DUMP_S:g} s"):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)  # py-spy was killed, and may have left the process stopped
+    return python_stacks.all_wait_for_python_locks(tuple(each for each in native if not each.ours))
 
 
 def _py_spy() -> str:

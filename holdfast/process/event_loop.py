@@ -9,6 +9,7 @@ and catches delays of any length.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 import signal
 import socket
@@ -29,6 +30,9 @@ RETRY_S = 0.1  # the time between cancellations of a task that ignored the previ
 WINDOW_S = 60  # the period that the reported lag covers
 TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
 PAUSE_S = 0.5
+# Within this time, another signal repeats a request to stop. Senders take much less, even on a busy machine,
+# and a user who wants an immediate stop waits at least as long for a response to the first.
+REPEAT_S = 1.0
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
@@ -234,3 +238,26 @@ class SignalWakeup:
 
     def _receive(self) -> None:
         self._on_wake(self._receiver.recv(4096))
+
+
+class SignalRepeats:
+    """Recognizes signals, of whatever kind, within `REPEAT_S` of the last one that counted as a request.
+
+    A sender may deliver one request several times within milliseconds: `timeout` of coreutils signals its
+    child and then its process group, a closing terminal sends SIGHUP to the group and its leader, and a
+    wrapper forwards a signal that its group has received anyway.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = -math.inf
+
+    def is_repeat(self, now_s: float) -> bool:
+        """True if a signal at `now_s`, in monotonic seconds, repeats an earlier request."""
+        return now_s < self._until_s
+
+    def counted(self, now_s: float) -> None:
+        """Note that a signal counted as a request and was handled by `now_s`.
+
+        Repetitions do not extend the time, so a user who keeps pressing Ctrl-C does get an immediate stop.
+        """
+        self._until_s = now_s + REPEAT_S

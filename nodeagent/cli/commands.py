@@ -272,6 +272,7 @@ def clear(options: argparse.Namespace) -> int:
 def forget(options: argparse.Namespace) -> int:
     """Record an operator's request to forget a baseline."""
     folder = options.state_dir / TESTS if options.test else options.state_dir
+    _must_exist(folder)
     entity = _entity_with_baseline(options.baseline, options.entity, folder) if options.entity else ""
     _recorded(folder, lambda: operator_requests.record_forget(folder, options.baseline, entity, options.why))
     of = f" of {entity}" if entity else ""
@@ -301,13 +302,18 @@ def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "")
 
 
 def release(options: argparse.Namespace) -> int:
-    """Ask the running agent to close NVML for a while, and return when NVML is closed."""
+    """Ask the running agent to close NVML for a while, and return when NVML is closed.
+
+    Without a running agent on the folder, the exit code is 1, because the agent that holds NVML may use
+    another folder. The request is recorded all the same, for an agent that starts.
+    """
     folder = options.state_dir / TESTS if options.test else options.state_dir
+    _must_exist(folder)
     duration_s = 0.0 if options.end else options.for_s
     runs, asked = _recorded(
         folder,
         lambda: (
-            folder.exists() and claim.is_owned(folder),
+            claim.is_owned(folder),
             operator_requests.record_release(folder, duration_s, options.why),
         ),
     )
@@ -316,10 +322,11 @@ def release(options: argparse.Namespace) -> int:
         return 0
     length = model.duration(options.for_s)
     if not runs:
-        output.show(
-            f"no agent is running on {folder}; if one starts within {length}, it keeps NVML closed until then"
+        sys.stderr.write(
+            f"holdfast: nothing was released: no agent is running on {folder}; if one starts within {length},"
+            " it keeps NVML closed until then\n"
         )
-        return 0
+        return NOT_CLOSED
     until = time.monotonic() + CLOSE_S
     while not _is_closed(folder, asked, until):
         if time.monotonic() >= until:
@@ -328,6 +335,12 @@ def release(options: argparse.Namespace) -> int:
         time.sleep(0.1)
     output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
     return 0
+
+
+def _must_exist(folder: Path) -> None:
+    """Raise BadInput if no agent has ever used the folder. A request must not create it."""
+    if not _recorded(folder, folder.is_dir):
+        raise BadInput(f"--state-dir {folder}: no such folder: expected the one that the agent uses")
 
 
 def _is_closed(folder: Path, asked: operator_requests.GpuRelease, until: float) -> bool:

@@ -24,6 +24,10 @@ MAX_PARTS = 100_000  # dictionaries and lists in an object; only nested anchors 
 _MISSING = "PyYAML is needed to read manifests: pip install 'holdfast[cluster]'"
 
 
+class NotYaml(BadInput):
+    """The text is not YAML. The message says where, but does not name the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestNote:
     """A message for the user: how one pod template was injected, or why it was not.
@@ -32,11 +36,13 @@ class ManifestNote:
         place: The location of the template: the kind and name of the object, and the path in it.
         text: The message.
         injected: False if the template was not injected, or its job would not train as expected.
+        requested: False if the template does not request Holdfast, although it was apparently meant to.
     """
 
     place: str
     text: str
     injected: bool
+    requested: bool = True
 
     def __str__(self) -> str:
         return f"{self.place}: {self.text}"
@@ -58,7 +64,8 @@ def inject_manifest(
     are lost and anchors are expanded.
 
     Raises:
-        BadInput: The text is not YAML, or PyYAML is not installed.
+        NotYaml: The text is not YAML.
+        BadInput: PyYAML is not installed.
     """
     yaml = _yaml()
     pieces: list[str] = []
@@ -134,11 +141,11 @@ def _injected_document(
 
 
 def _loaded(yaml: Any, body: str) -> Any:
-    """Return the object that a document describes. Raises `BadInput` if the document is not YAML."""
+    """Return the object that a document describes. Raises `NotYaml`."""
     try:
         return yaml.load(body, Loader=_loader(yaml))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
+        raise NotYaml(f"the manifest is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _ranks(result: Injected) -> str:
@@ -155,7 +162,7 @@ def _note_misplaced(owner: dict[str, Any], template: dict[str, Any], place: str)
     ):
         why = f"{INJECT} is an annotation of the {owner.get('kind', 'object')}: move it to the pod template"
     why = why or settings.forgotten_request(_metadata(template))
-    return [ManifestNote(place, f"not injected: {why}", injected=False)] if why else []
+    return [ManifestNote(place, f"not injected: {why}", injected=False, requested=False)] if why else []
 
 
 def _note_without_template(document: Any) -> list[ManifestNote]:

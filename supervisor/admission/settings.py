@@ -165,7 +165,7 @@ _OTHER_NAMES = {
     pod_layout.PREFIX + name.removeprefix("--"): key
     for key, option in ANNOTATIONS.items()
     for name in option.names[1:]
-}
+} | {pod_layout.PREFIX + name: pod_layout.INJECT for name in ("enable", "enabled", "injection")}
 
 
 def parse(annotations: Mapping[str, str]) -> PodSettings:
@@ -218,6 +218,10 @@ def forgotten_request(metadata: Mapping[str, Any]) -> str:
         is_ours = "holdfast" in key.partition("/")[0] and key not in ANNOTATIONS and key not in _WRITTEN_BY_US
         if is_ours and _nearest(key, (pod_layout.INJECT,), 0.8):
             return f"{key}: unknown: did you mean the annotation {pod_layout.INJECT!r}?"
+    known = (*ANNOTATIONS, *_WRITTEN_BY_US)
+    unknown = next((key for key in noted if key.startswith(pod_layout.PREFIX) and key not in known), "")
+    if unknown:
+        return _unknown(unknown)
     setting = next((key for key in noted if key in ANNOTATIONS), "")
     return f'{setting} has no effect without the annotation {pod_layout.INJECT}: "true"' if setting else ""
 

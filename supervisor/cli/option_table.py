@@ -104,8 +104,8 @@ torchrun's spellings of shared options and its PET_* variables are accepted.
 
 If a rank crashes, hangs or computes a NaN, holdfast restarts what is needed. Training resumes from
 the newest state that survives in memory or, if none does, from the newest checkpoint. Ctrl-C saves
-a checkpoint and stops the run; a second Ctrl-C stops the run immediately. The exit code is the
-script's; it is 130 after Ctrl-C and 2 for bad input.
+a checkpoint and stops the run; a second Ctrl-C, at least 1 s later, stops the run immediately. The
+exit code is the script's; it is 130 after Ctrl-C and 2 for bad input.
 
 A TIME is a number with a unit, such as 250ms, 30s, 5m, 2h or 1d, or a plain number of seconds."""
 
@@ -186,7 +186,7 @@ FILE is a manifest, or - for standard input. Adds Holdfast to each pod template 
 annotation holdfast.dev/inject: "true" and prints the result. Prints a note about each of these
 templates to stderr. The CA certificate that sidecars need to verify the supervisor is omitted,
 because only the webhook has it. The exit code is 1 if a template with the annotation cannot be
-injected, and 2 if there is no pod template."""
+injected. It is 2, and nothing is printed to stdout, if no pod template has the annotation."""
 
 _PLAN_ABOUT = """\
 Prints how much of the time the job trains with each number of standbys, and what that costs. Also

@@ -36,6 +36,7 @@ from supervisor.view.model import Policy
 TICK_S = 0.25
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # a batch system sends one of these before SIGTERM
 _ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
+_ALWAYS = (signal.SIGINT, signal.SIGQUIT)  # a shell has its background jobs ignore these two
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
@@ -152,6 +153,7 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
+        self.repeats = event_loop.SignalRepeats()
         self.announced = False  # True if the last signal announced a SIGTERM
         self.unshown = False  # True after the user was told that the status cannot be displayed
 
@@ -215,12 +217,13 @@ class RunConsole:
     def _take_signals(self) -> None:
         """Handle the signals that end or suspend the run.
 
-        A signal that is ignored at startup, as under nohup, remains ignored. SIGINT is always handled.
+        A signal that is ignored at startup, as under nohup, remains ignored. SIGINT and SIGQUIT are always
+        handled.
         """
         handled = (
             signum
             for signum in (*ENDING, signal.SIGTSTP)
-            if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN
+            if signum in _ALWAYS or signal.getsignal(signum) != signal.SIG_IGN
         )
         self._wakeup = event_loop.SignalWakeup(self.keeper.selector, handled, self._signalled)
 
@@ -234,14 +237,16 @@ class RunConsole:
     def _interrupted(self, signum: int) -> None:
         """End the run: cleanly at the first signal, immediately at the second, and with SIGKILL at the third.
 
-        A closing terminal can send SIGHUP several times. This is treated as one request. A batch system
-        announces the end of the allotted time with SIGUSR1 or SIGUSR2, and the SIGTERM that follows does not
-        count as a second request.
+        Signals within a second of each other are one request, because senders repeat it (`SignalRepeats`). A
+        later SIGHUP is a repetition, too. A batch system announces the end of the allotted time with SIGUSR1
+        or SIGUSR2, and the SIGTERM that follows does not count as a second request.
         """
-        if signum in _ONCE and self.interrupts:
-            return
+        now_s = time.monotonic()
         if signum == signal.SIGTERM and self.announced:
             self.announced = False
+            self.repeats.counted(now_s)
+            return
+        if self.repeats.is_repeat(now_s) or (signum in _ONCE and self.interrupts):
             return
         self.announced = signum in _ANNOUNCING
         self.interrupts += 1
@@ -254,6 +259,7 @@ class RunConsole:
             self.keeper.ask_stop("now")
         else:
             self.keeper.hurry()
+        self.repeats.counted(time.monotonic())  # the terminal may have delayed the line above
 
     def _suspend(self) -> None:
         """Stop this process after Ctrl-Z, as usual, but first print what this means for the run."""

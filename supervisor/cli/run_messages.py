@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -10,6 +11,20 @@ from typing import Any
 from holdfast import exit_codes
 from supervisor import wording
 from supervisor.view.model import Completion
+
+_UNITS = {"second": "s", "sec": "s", "minute": "m", "min": "m", "hour": "h", "day": "d", "millisecond": "ms"}
+
+
+def time_hint(given: Sequence[str]) -> str:
+    """Return a hint if the command begins with the unit of a time: `--checkpoint-every 5 minutes`.
+
+    `given` contains the words after `holdfast run`. Returns "" if no number precedes the unit.
+    """
+    for number, word in itertools.pairwise(given):
+        unit = _UNITS.get(word.lower().removesuffix("s"))
+        if unit and number.isdecimal():
+            return f"write a time as one word, {number}{unit}"
+    return ""
 
 
 def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: PurePath) -> list[str]:

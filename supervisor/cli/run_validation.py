@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.worker import program
+from supervisor.cli import run_messages
 from supervisor.cli.commands import RunOptions
 from supervisor.local import gpus as devices
 from supervisor.options.value_types import span
@@ -51,7 +52,13 @@ def checked(
     refused = program.launcher_refusal(command)
     if refused:
         raise BadInput(refused)
-    program.parse(command, directory)
+    try:
+        program.parse(command, directory)
+    except BadInput as error:
+        hint = run_messages.time_hint(given)
+        if not hint:
+            raise
+        raise BadInput(f"{error}; or {hint}") from None
     if options.resume and options.run_dir is None:
         raise BadInput("--resume needs --run-dir DIR: the directory of the run to resume")
     if options.resume and options.from_scratch:

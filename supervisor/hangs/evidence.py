@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.inspection import thread_waits
+from holdfast.inspection import python_stacks, thread_waits
 from holdfast.protocol.launcher_messages import RankInspection
 from supervisor.hangs import hung_rank
 
@@ -26,7 +26,6 @@ LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
 _BUSY_SHARE = 0.05  # the share of a core; a thread that only wakes up now and then uses less
 _LINE = re.compile(r":\d+\)$")
-_LOCKS = re.compile(r"\((threading|queue|concurrent/futures/\w+)\.py:\d+\)$")
 _ALL_LOCKS = (
     thread_waits.LOCK,
     thread_waits.TIMED_LOCK,
@@ -109,12 +108,13 @@ def _is_locked(inspection: RankInspection) -> bool:
 
     - a wait with a time limit, because its thread will run again and may release the others;
     - a wait that a signal handler of the script may end (`thread_waits.SIGNALLED_LOCK`);
-    - a wait inside an extension, because a thread that Python does not know about may end it.
+    - a wait inside an extension, because a thread that Python does not know about may end it. The launcher
+      reports the wait of a bare acquire(), which has no frame in Python, as a call in `_thread`.
     """
     return (
         inspection.process_state[:1] == "S"
         and set(inspection.calls) == {thread_waits.LOCK}
-        and _LOCKS.search(inspection.at) is not None
+        and python_stacks.LOCK_POSITION.search(inspection.at) is not None
     )
 
 

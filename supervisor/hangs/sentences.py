@@ -107,6 +107,8 @@ def describe_late_rank(view: View, late: LateRank) -> str:
         return f"{where} ({late.work})"
     if late.work == evidence.SLEEP:
         return f"{where} (sleeping)"
+    if late.work == evidence.LOCK and late.role == evidence.IDLE:
+        return f"{where} (waiting for a lock, which may still be released)"
     return f"{where} (waiting for {late.work})" if late.work and late.work != evidence.UNKNOWN else where
 
 

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from holdfast.process import event_loop
 from tests.local.processes import Marked
 from tests.local.waiting import GONE_S, START_S, WAIT_S, until
 from tests.local.whole_command import Ended
@@ -224,8 +225,13 @@ class Run:
     def stop(self) -> Ended:
         """End the run immediately, and check that it has left nothing behind."""
         self.interrupt()
-        self.interrupt()
+        self.interrupt_again()
         return self.finish()
+
+    def interrupt_again(self) -> None:
+        """Signal `holdfast run` when it no longer takes the signal for a repetition of the last one."""
+        time.sleep(event_loop.REPEAT_S + 0.5)
+        self.interrupt()
 
     def kill(self) -> None:
         """Kill everything that is left of the run."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from holdfast import exit_codes
 from holdfast.errors import BadInput
 from holdfast.version import __version__
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import InjectionContext
-from supervisor.admission.manifest import has_template, inject_manifest
+from supervisor.admission.manifest import NotYaml, has_template, inject_manifest
 from supervisor.cli import commands
 from supervisor.cluster.adoption import template_check
 from supervisor.display.screen import Unwritable
@@ -24,17 +25,30 @@ _EXPECTED = "expected the manifest of a Pod, or of an object that contains a pod
 def show(command: commands.InjectManifest) -> int:
     """Print the injected manifest, and notes on stderr. Return the exit code.
 
+    If no template requests Holdfast, nothing is printed, because the output may be piped to `kubectl apply`,
+    and the job would then train unprotected.
+
     Raises:
-        BadInput: The file cannot be read, is not YAML, or has no pod template, or PyYAML is not installed.
+        BadInput: The file cannot be read, is not YAML, or has no pod template that requests Holdfast, or
+            PyYAML is not installed.
         Unwritable: The output cannot be written.
     """
     given = _read(command.file)
-    text, notes = inject_manifest(given, InjectionContext(command.image, __version__), template_check.problem)
     name = "standard input" if command.file == "-" else command.file
-    if not notes and not has_template(given):
-        raise BadInput(f"{name}: no pod template: {_EXPECTED}")
-    for note in notes or (_NOTHING,):
+    try:
+        text, notes = inject_manifest(
+            given, InjectionContext(command.image, __version__), template_check.problem
+        )
+    except NotYaml as error:
+        raise BadInput(f"{name}: {error}") from None
+    if not notes:
+        raise BadInput(
+            f"{name}: {_NOTHING}" if has_template(given) else f"{name}: no pod template: {_EXPECTED}"
+        )
+    for note in notes:
         sys.stderr.write(f"holdfast: {name}: {note}\n")
+    if not any(each.requested for each in notes):
+        return exit_codes.BAD_INPUT
     _write(text)
     return 0 if all(each.injected for each in notes) else 1
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(240)]
 
 ROUNDS = 5  # for each certain kind
 STALL_LIMIT_S = 4.0
+NATIVE_S = 1.0  # for the native stack of a rank that waits in acquire(), on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def by_script(how: str) -> Callable[[Run, Path, int], Callable[[], object]]:
     return lambda _run, orders, rank: (orders / f"{how}-{rank}").touch
 
 
-CERTAIN = {"stopped": stopped, "absent": by_script("absent")}
+CERTAIN = {"stopped": stopped, "absent": by_script("absent"), "lock": by_script("lock")}
 MAY_BE_WORK = {
     "loader": ("read_batch (hanging.py:", "a network or a pipe", 1),
     "spin": ("spin (hanging.py:", "computing", 3),  # times the limit
@@ -57,7 +58,8 @@ def test_a_certain_hang_is_found_within_its_limit_and_its_rank_is_named(
     after = run.running()  # step times span generations, so they show a busy machine
     p99_s = max(each["p99_s"] or 0.0 for each in (*before["ranks"], *after["ranks"]))
     assert (found["kind"], found["rank"]) == ("hang", rank), found["why"]
-    assert found["detected_s"] <= 3 * p99_s + 1, (p99_s, found["timeline"])
+    native_s = NATIVE_S if how == "lock" else 0.0
+    assert found["detected_s"] <= 3 * p99_s + 1 + native_s, (p99_s, found["timeline"])
     assert found["lost_steps"] <= 1
     shown = sorted(each for group in found["stacks"] for each in group["ranks"])
     assert shown == [0, 1], "stacks of all ranks"

@@ -62,7 +62,7 @@ def test_a_second_signal_ends_a_script_at_once_despite_its_grace(start: Start) -
     until(lambda: run.output().count("] ready") == 2 or None, "both ranks are ready", START_S)
     run.interrupt()
     until(lambda: "stopping" in run.output() or None, "the first signal is handled", START_S)
-    run.interrupt()
+    run.interrupt_again()
     ended = run.finish()
     assert ended.code == 130, ended.output
     assert "saved on" not in ended.output

@@ -64,5 +64,5 @@ def test_two_signals_end_work_at_exit_that_never_finishes(start: Start, tmp_path
     run.wait(lambda status: status["phase"] == "stopping", "the end")
     run.interrupt()
     until(lambda: "press Ctrl-C again" in run.output() or None, "the first to be handled", WAIT_S)
-    run.interrupt()
+    run.interrupt_again()
     assert run.finish().code == 3

@@ -50,12 +50,23 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
 
 
 def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fake: Fake) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
     done = node("release", "--for", "10m", "--state-dir", str(tmp_path / "state"))
-    assert (done.returncode, "no agent is running" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, done.stdout) == (1, ""), "the agent that holds NVML may use another folder"
+    assert "nothing was released: no agent is running on" in done.stderr
     with serving(tmp_path / "state", fake) as agent:
         agent.until(lambda health: bool(health["released"]))
         fake.until(lambda state: state.attached == 0)
         agent.end()
+
+
+@pytest.mark.parametrize("words", [("release", "--for", "10m"), ("release", "--end"), ("forget", "gpus")])
+def test_a_request_to_a_folder_that_does_not_exist_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    state = tmp_path / "typo"
+    done = node(*words, "--state-dir", str(state))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--state-dir {state}: no such folder: expected the one that the agent uses" in done.stderr
+    assert not state.exists()
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])

@@ -29,11 +29,15 @@ def read_batch(_step: int, sampler: Sampler) -> torch.Tensor:
 
 
 def loss_of(_step: int, rank: int, output: torch.Tensor) -> torch.Tensor:
-    """Spin, or never enter the collective of the backward pass, if requested."""
+    """Spin, or wait for a lock instead of entering the collective of the backward pass, if requested."""
     while asked("spin", rank):
         spin()
     if asked("absent", rank):
         threading.Event().wait()
+    if asked("lock", rank):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
     return output.pow(2).mean()
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.local.conftest import Start
-from tests.local.running import Json, Run
+from tests.local.running import SCRIPTS, Json, Run
+from tests.local.waiting import START_S, WAIT_S, until
 from tests.local.whole_command import holdfast
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
@@ -40,6 +44,58 @@ def test_one_signal_saves_the_newest_step_and_ends_cleanly(start: Start, signum:
     assert max(each["step"] for each in checkpoints(run)) >= step
     assert "checkpoint of step" in ended.lines[-1]
     assert run.incidents() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_pid_and_then_to_its_group_is_one_request(start: Start, signum: int) -> None:
+    run = start("--nproc-per-node 2 --checkpoint-every 0", "steady.py", ENDLESS)
+    step = run.steady()["step"]
+    run.interrupt(signum)
+    until(lambda: "press Ctrl-C again" in run.output() or None, "the first to be handled", WAIT_S)
+    os.killpg(run.process.pid, signum)
+    os.killpg(run.process.pid, signal.SIGTERM)
+    ended = run.finish()
+    assert ended.code == 130
+    assert max(each["step"] for each in checkpoints(run)) >= step
+    assert "with a checkpoint of step" in ended.lines[-1]
+
+
+def test_timeout_of_coreutils_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """`timeout` signals its child, and then its own process group. It does the same if it is signalled."""
+    command = (sys.executable, "-m", "holdfast", "run", "--run-dir", "run", str(SCRIPTS / "steady.py"))
+    with (tmp_path / "output.txt").open("w+") as output:
+        timed = ("timeout", "100", *command, str(ENDLESS))
+        running = subprocess.Popen(timed, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
+        until(lambda: (done(tmp_path / "run") or 0) > 3 or None, "a step", START_S)
+        running.send_signal(signal.SIGTERM)
+        running.wait(WAIT_S)
+        output.seek(0)
+        last = output.read().splitlines()[-1]
+    assert "with a checkpoint of step" in last
+
+
+def done(run_dir: Path) -> int | None:
+    """Return the step in the run's last status; None if there is none yet."""
+    try:
+        step = json.loads((run_dir / "status.json").read_text())["step"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def test_a_background_job_of_a_shell_is_stopped_by_sigquit_too(tmp_path: Path) -> None:
+    """A shell without job control has its background jobs ignore SIGINT and SIGQUIT."""
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        run = Run(tmp_path, "--checkpoint-every 0", [SCRIPTS / "steady.py", str(ENDLESS)])
+    finally:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    try:
+        run.steady()
+        run.interrupt(signal.SIGQUIT)
+        assert run.finish().code == 130
+    finally:
+        run.kill()
 
 
 def test_two_signals_end_the_run_at_once(start: Start) -> None:

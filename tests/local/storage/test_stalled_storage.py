@@ -132,7 +132,7 @@ def test_ctrl_c_ends_a_run_whose_storage_hangs(start: Start, storage: Storage) -
     run, _ = stalled(start, storage)
     run.interrupt()
     until(lambda: "saving a checkpoint" in run.output() or None, "the first signal is handled", WAIT_S)
-    run.interrupt()
+    run.interrupt_again()
     ended = run.finish()
     assert ended.code == 130
-    assert "stopped without a last checkpoint" in ended.lines[-1]
+    assert "stopped immediately, as requested" in ended.lines[-1]

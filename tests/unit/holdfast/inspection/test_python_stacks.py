@@ -157,3 +157,39 @@ def test_a_refusal_states_what_is_wrong_with_the_dump(dump: bytes, why: str) -> 
     with pytest.raises(ValueError, match="not a dump") as caught:
         python_stacks.parse(dump)
     assert str(caught.value) == why
+
+
+PYTHON, LIBC, TORCH = "/usr/lib/libpython3.11.so.1.0", "/usr/lib/libc.so.6", "/x/torch/lib/libtorch_cpu.so"
+
+
+def native(name: str, path: str) -> dict[str, Any]:
+    short = path.rpartition("/")[2]
+    return {"name": name, "filename": path, "short_filename": short, "line": 0, "module": path}
+
+
+FUTEX = native("0x7f4fb8ca3e96", LIBC)
+LOCK = (FUTEX, native("PyThread_acquire_lock_timed", PYTHON), native("lock_PyThread_acquire_lock", PYTHON))
+GLOO = (FUTEX, native("pthread_cond_wait", LIBC), native("c10d::Work::wait", TORCH))
+
+
+@pytest.mark.parametrize(
+    ("threads", "locked"),
+    [
+        ([(*LOCK, SCRIPT)], True),
+        ([(*LOCK, SCRIPT), (*LOCK, EVALUATE)], True),
+        ([(*LOCK, SCRIPT), GLOO], True),  # a thread that runs no Python code cannot release a lock of Python
+        ([(*LOCK, SCRIPT), (*GLOO, EVALUATE)], False),  # it may release the lock after its collective
+        ([(*GLOO, SCRIPT)], False),
+        ([(*LOCK, native("callback", TORCH), SCRIPT)], False),  # the extension may have its own rules
+        ([(native("PyThread_acquire_lock_timed", PYTHON), native("do", TORCH), SCRIPT)], False),
+        ([(FUTEX, SCRIPT)], False),
+        ([(SCRIPT,)], False),
+        ([GLOO], False),
+        ([], False),
+    ],
+)
+def test_a_wait_for_a_lock_of_python_is_told_from_a_wait_of_an_extension(
+    threads: list[tuple[dict[str, Any], ...]], locked: bool
+) -> None:
+    found = parsed(*(thread("MainThread", *frames) for frames in threads))
+    assert python_stacks.all_wait_for_python_locks(found) is locked

@@ -25,9 +25,19 @@ assert libc.pthread_create(ctypes.byref(number), None, start, None) == 0
 libc.pthread_setname_np(number, b"{name}")
 threading.Event().wait()
 """
+SEMAPHORE = """import ctypes
+def wait():
+    ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(64))
+"""
 BESIDE = "threading.Thread(target={target}, args=(600,), name='{name}').start(); threading.Event().wait()"
 HABITS = {
     "lock": "threading.Event().wait()",
+    "bare lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "locks": "lock, queue = threading.Lock(), __import__('queue').SimpleQueue(); lock.acquire();"
+    "[threading.Thread(target=each).start() for each in (lock.acquire, queue.get)]; lock.acquire()",
+    "extension": SEMAPHORE + "wait()",
+    "lock and extension": SEMAPHORE
+    + "lock = threading.Lock(); lock.acquire(); threading.Thread(target=wait).start(); lock.acquire()",
     "sleep": "time.sleep(600)",
     "backs off": BESIDE.format(target="threading.Event().wait", name="upload"),
     "native": NATIVE.format(name="helper"),
@@ -170,3 +180,18 @@ def test_waits_beyond_what_a_report_lists_count_as_unknown() -> None:
     waits = tuple(f"wait {n}" for n in range(MAX_CALLS))
     assert rank_inspector.listed((*waits, *waits)) == waits
     assert rank_inspector.listed((*waits, "one more")) == (*waits[:-1], thread_waits.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("habit", "certain"),
+    [("bare lock", True), ("locks", True), ("extension", False), ("lock and extension", False)],
+)
+def test_a_lock_of_python_is_told_from_a_wait_of_an_extension(
+    pids: dict[str, int], habit: str, certain: bool
+) -> None:
+    """The kernel and Python's stack show the same for both."""
+    found = look_at(pids[habit])
+    assert found.calls == (thread_waits.LOCK,)
+    assert found.at == ("acquire (_thread)" if certain else found.at)
+    assert (evidence.findings(found).role == evidence.LOCKED) is certain
+    assert process_stats.sample(pids[habit]).state == "S", "it was not left stopped"

@@ -23,7 +23,8 @@ from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.worker_group import WorkerGroup
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.launcher.workers.zygote_handle import Zygote
-from holdfast.protocol import rank_channel
+from holdfast.process import event_loop
+from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.launcher_messages import (
     OUT_OF_MEMORY,
     Ending,
@@ -212,3 +213,19 @@ def killed_child() -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     return child
+
+
+def test_a_signal_that_repeats_the_first_within_a_second_does_not_kill_the_ranks(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when `timeout` runs torchrun in a pod."""
+    monkeypatch.setenv(environment.LEAVE_S, "20")
+    monkeypatch.setattr(type(launcher.sidecar), "is_connected", True)
+    monkeypatch.setattr(launcher.group, "alive", lambda: True)
+    sigterm = bytes([signal.SIGTERM])
+    launcher._on_wake(sigterm)
+    launcher._on_wake(sigterm)
+    assert not launcher.stopping
+    launcher._signal_repeats = event_loop.SignalRepeats()  # as after a second
+    launcher._on_wake(sigterm)
+    assert launcher.stopping

@@ -145,6 +145,7 @@ def test_an_annotation_on_the_workload_instead_of_its_pods_is_reported() -> None
                 "Job llama spec.template",
                 "not injected: holdfast.dev/inject is an annotation of the Job: move it to the pod template",
                 injected=False,
+                requested=False,
             ),
         ),
     )

@@ -166,6 +166,8 @@ ANSWERS = [
     ("doctor a b", "unexpected argument 'b'; usage: holdfast doctor [POD] [OPTIONS]"),
     ("inject-manifest", "missing FILE for inject-manifest: expected the path of a manifest, or - for the"
      " standard input"),
+    ("run --checkpoint-every 5 minutes train.py", "command 'minutes' not found: specify a program on PATH or"
+     " the path of a program; or write a time as one word, 5m"),
     ("inject-manifest f --image=", "invalid value '' for --image: expected the name of an image"),
     ("job", f"unknown command 'job': did you mean 'jobs'? {COMMANDS}"),
     ("plan", "missing --nodes N for plan: expected 1-100000"),

@@ -145,3 +145,10 @@ def test_the_last_line_is_only_the_sentence_if_nothing_can_be_added(
     last = status(**{"step": 61, "total_steps": 500, "checkpoint": None, "own_state": False, **changed})
     why = "all ranks have finished; rank 0 left its loop, but not rank 1"
     assert run_messages.closing_line(why, completion, last) == why
+
+
+def test_a_time_in_two_words_gets_a_hint() -> None:
+    given = ("--checkpoint-every", "5", "minutes", "train.py")
+    assert run_messages.time_hint(given) == "write a time as one word, 5m"
+    assert run_messages.time_hint(("--checkpoint-every", "5", "Sec", "train.py")).endswith(" 5s")
+    assert run_messages.time_hint(("--nproc-per-node", "2", "train.py", "minutes")) == ""

@@ -118,6 +118,7 @@ def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None
         ({"calls": ("lock", "poll")}, False),  # a thread that may receive data
         ({"calls": ("lock", "unknown")}, False),
         ({"calls": ("unknown",)}, False),
+        ({"at": "acquire (_thread)"}, True),
         ({"at": SCRIPT}, False),  # in an extension, a thread that Python does not know may end the wait
         ({"at": "get (multiprocessing/queues.py:103)"}, False),
         ({"children": 1}, False),

@@ -240,7 +240,7 @@ def test_nothing_is_judged_about_another_generation_or_without_a_late_rank() -> 
         ("works", "computing", PLAIN, f"in {HERE} (computing)"),
         ("busy", "computing", PLAIN, f"in {HERE} (computing)"),
         ("idle", "sleep", PLAIN, f"in {HERE} (sleeping)"),
-        ("idle", "a lock", PLAIN, f"in {HERE} (waiting for a lock)"),
+        ("idle", "a lock", PLAIN, f"in {HERE} (waiting for a lock, which may still be released)"),
         ("waits", "a collective", PLAIN, f"in {HERE} (waiting for a collective)"),
         ("idle", "unknown", PLAIN, f"in {HERE}"),
         ("gone", "", PLAIN, f"in {HERE}"),

@@ -52,3 +52,11 @@ def test_a_wake_never_blocks(selector: selectors.BaseSelector) -> None:
     assert set(received[0]) == {0}
     wakeup.close()
     wakeup._sender.close()
+
+
+def test_repetitions_within_a_second_count_as_one_request_and_do_not_extend_the_time() -> None:
+    repeats = event_loop.SignalRepeats()
+    assert not repeats.is_repeat(0.0), "the clock may begin at 0"
+    repeats.counted(100.0)
+    assert [repeats.is_repeat(each) for each in (100.0, 100.5, 100.99)] == [True] * 3
+    assert not repeats.is_repeat(101.0), "the user keeps pressing Ctrl-C"

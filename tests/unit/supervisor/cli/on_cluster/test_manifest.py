@@ -63,13 +63,28 @@ def test_a_template_that_cannot_be_injected_is_printed_unchanged_with_exit_code_
     assert "Pod gpt: not injected: " in capsys.readouterr().err
 
 
-def test_a_manifest_without_an_opt_in_is_printed_unchanged(capsys: Printed, manifest: Path) -> None:
+def test_a_manifest_without_an_opt_in_is_refused(capsys: Printed, manifest: Path) -> None:
     text = (POD % "python, train.py").replace(', annotations: {holdfast.dev/inject: "true"}', "")
     manifest.write_text(text)
-    assert program.main(["inject-manifest", str(manifest)]) == 0
-    out, err = capsys.readouterr()
-    assert out == text
-    assert 'the annotation holdfast.dev/inject: "true" to the metadata of the template' in err
+    assert refused(f"inject-manifest {manifest}", capsys) == (
+        f"{manifest}: no pod template requests Holdfast: add the annotation"
+        ' holdfast.dev/inject: "true" to the metadata of the template'
+    )
+
+
+def test_unknown_keys_of_holdfast_are_named_if_nothing_requests_it(capsys: Printed, manifest: Path) -> None:
+    """`holdfast inject-manifest FILE | kubectl apply -f -` would otherwise train unprotected."""
+    for key, said in {
+        "holdfast.dev/enabled": "unknown annotation: did you mean 'holdfast.dev/inject'?",
+        "holdfast.dev/protection-level": "unknown annotation; known are holdfast.dev/",
+        "holdfast.dev/injct": "unknown: did you mean the annotation 'holdfast.dev/inject'?",
+        "holdfast.dev/chekpoints": "unknown annotation: did you mean 'holdfast.dev/checkpoints'?",
+    }.items():
+        manifest.write_text((POD % "python, train.py").replace("holdfast.dev/inject", key))
+        assert program.main(["inject-manifest", str(manifest)]) == 2
+        out, err = capsys.readouterr()
+        assert said in err
+        assert out == ""
 
 
 @pytest.mark.parametrize("text", ["", "- 7\n", "kind: ConfigMap\n", "kind: ConfigMap\n---\nkind: Service\n"])
@@ -91,7 +106,7 @@ def test_an_object_whose_template_is_elsewhere_is_still_named(capsys: Printed, m
     ("content", "said"),
     [
         (None, "cannot be read: No such file or directory; give a YAML file, or -"),
-        (b"a: [", "the manifest is not YAML: "),
+        (b"a: [", "pod.yaml: the manifest is not YAML: "),
         (b"\xff\xfe", "is not text in UTF-8: give a YAML file, or -"),
     ],
 )
