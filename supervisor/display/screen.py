@@ -1,10 +1,10 @@
 """Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop because of Ctrl-S, a pager or a hung log collector. The process must still keep restarting
-dead parts, so a thread writes the text, and drops text that it cannot write. At the end, a pipe receives the
-last lines and a note about how much was dropped, even if its reader is far behind. If the system allows it,
-the pipe is enlarged to make room for them. `say` and `say_json` are for commands that print once. They block,
-and they can raise exceptions.
+The reader may stop reading because of Ctrl-S, a pager or a hung log collector. The process must still keep
+restarting dead parts, so a thread writes the text and drops what it cannot write. At the end, a pipe receives
+the last lines and a note about how much was dropped, even if its reader is far behind. If the system allows
+it, the pipe is enlarged to make room for them. `say` and `say_json` are for commands that print once. They
+block, and they can raise exceptions.
 """
 
 from __future__ import annotations
