@@ -20,7 +20,7 @@ class RunOptions:
     nproc_per_node: int = 1
     members: int = 1
     standby: int = 0
-    min_members: int = 0  # 0 if not given: all
+    min_members: int = 0  # 0 if not given, which selects all
     run_dir: Path | None = None
     resume: bool = False  # refuse to start unless the run directory contains a run
     from_scratch: bool = False  # start from step 0, regardless of checkpoints on storage

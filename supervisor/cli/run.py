@@ -35,7 +35,7 @@ from supervisor.view.model import Policy
 
 TICK_S = 0.25
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # a batch system sends one of these before SIGTERM
-_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition is not treated as a second request
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
 
@@ -189,7 +189,7 @@ class RunConsole:
     def _update(self, now_s: float) -> None:
         try:
             self.screen.update(self.following.status, now_s)
-        except Exception as error:  # nothing in status.json may end the run
+        except Exception as error:  # no content of status.json may end the run
             if not self.unshown:
                 self.unshown = True
                 self.screen.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
@@ -235,8 +235,8 @@ class RunConsole:
         """End the run: cleanly at the first signal, immediately at the second, and with SIGKILL at the third.
 
         A closing terminal can send SIGHUP several times. This is treated as one request. A batch system
-        announces the end of the allotted time with SIGUSR1 or SIGUSR2, and the SIGTERM that follows does not
-        count as a second request.
+        announces the end of the allotted time with SIGUSR1 or SIGUSR2. The SIGTERM that follows is not
+        treated as a second request.
         """
         if signum in _ONCE and self.interrupts:
             return
