@@ -202,7 +202,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if `why` does not mention the work that was cut short, so the last sentence must."""
+    """True if the last sentence must mention the work that was cut short, because `why` does not."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -327,7 +327,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a silent member may still report that it holds the state.
 
-    On a busy machine, the only other holder may be unable to report for longer than `members.QUIET_S`. If the
+    On a busy machine, the only other holder may send no report for longer than `members.QUIET_S`. If the
     saving member is lost during that time, only this wait makes a last checkpoint possible.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
@@ -411,8 +411,8 @@ def unended(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members that were ordered to end and have not ended.
 
     The keeper of a local run kills a member whose launcher does not respond. On a cluster, no process does
-    this, and a member that is considered lost may still be running. The owner's next pods do not belong to
-    the run.
+    this, and a member that is considered lost may still be running. The owner's next pods are not included,
+    because they do not belong to the run.
     """
     if not policy.members_created_externally:
         return tuple(m.name for m in view.members if m.exists and not members.unresponsive_launcher(m))

@@ -271,7 +271,7 @@ def _warned_places(view: View) -> frozenset[str]:
 def warn_of_changed_file(case: _Case) -> Warn | None:
     """Warn once for each file of the script that has changed since the run began."""
     known = _warned_places(case.view)
-    if len(known) >= MAX_WARNED:  # with more, old warnings would be forgotten and then repeated
+    if len(known) >= MAX_WARNED:  # if there were more, old warnings would be forgotten and then repeated
         return None
     for report in reports.reports(case.view):
         for sentence in report.launcher.changed if report.launcher is not None else ():

@@ -53,7 +53,7 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return `memory`, which was read from the journal, updated from the predecessor's last `status`.
+    """Return the `memory` from the journal, updated from the predecessor's last `status`.
 
     The last line of the journal may be hours old. The status is newer, so it gives a lower bound for the
     steps that the group has completed. Without a status of the same generation, the step is unknown until

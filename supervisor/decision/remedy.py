@@ -380,8 +380,8 @@ def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that must be read in full before it is used; None if there is none.
 
     This applies to only two checkpoints: the one that a run begins from, and the one that it resumes from
-    after a failed restore. All others were compared with the state while they were written. Members also
-    verify what they restore.
+    after a failed restore. All others were compared while they were written. Members also verify what they
+    restore.
     """
     memory = view.memory
     if memory.phase == "forming":

@@ -33,8 +33,8 @@ FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
 PRIVATE_HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
 TRIES = 4  # attempts to restore the same state
 
-# For each rank, its private states of one step. Each is given by its generation, the position in the view of
-# the member that holds it, and whether it is final.
+# For each rank, its private states of one step. Each state is given by its generation, by the position (in
+# the view) of the member that holds it, and by whether it is final.
 _HeldByRank: TypeAlias = "dict[int, list[tuple[int, int, bool]]]"
 
 

@@ -241,10 +241,10 @@ def _is_up_to_date(view: View, member: MemberView) -> bool:
 def _explanation(view: View, pairs: _Pairs, unconfirmed: _Pairs) -> int | None:
     """Return the position that is in all pairs; None if there is none.
 
-    If two positions are, return that of the member in more unconfirmed pairs, because a confirmation may be
-    missing for a known reason. If both members are in equally many, return that of the member that was
-    already in such a pair with the other member's predecessor. Failing that, return that of the member that
-    is new in the group, or else that of the member without rank 0.
+    If two positions are in all pairs, return that of the member in more unconfirmed pairs, because a
+    confirmation may be missing for a known reason. If both members are in equally many, return that of the
+    member that was already in such a pair with the other member's predecessor. Failing that, return that of
+    the member that is new in the group, or else that of the member without rank 0.
     """
     if not pairs:
         return None

@@ -131,9 +131,9 @@ def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]
 def secured_step(view: View, step: int) -> int:
     """Return the newest step whose state survives if any one node is lost; -1 if there is none.
 
-    `step` is the last step that all ranks have completed. Its state survives if there is a member on another
-    node, and the private states of all ranks on the lost node are also on another node. Otherwise, only an
-    older state survives: a checkpoint, or a snapshot on a standby.
+    `step` is a step that all ranks have completed. Its state survives if there is a member on another node,
+    and the private states of all ranks on the lost node are also on another node. Otherwise, only an older
+    state survives: a checkpoint, or a snapshot on a standby.
     """
     return min((step, *(_newest_without(view, node, step) for node in _unsafe_nodes(view))))
 

@@ -23,7 +23,7 @@ from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
 SHRINK_S = 3.0  # how long a stopped group waits for a replacement to connect
-CONNECTED_S = 10.0  # how long it waits in total if one has connected, until it is ready
+CONNECTED_S = 10.0  # the total wait for a replacement that has connected but is not ready
 SIZES = 64  # how many changes of the size to remember; no state is older than that
 
 
