@@ -20,7 +20,7 @@ from supervisor.view.model import Fault, MemberView, Policy, View
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-# Signatures of restores that failed for a reason that casts no doubt on the state, so it stays usable.
+# Signatures of restores that failed for a reason that casts no doubt on the state. The state stays usable.
 OTHER_RESTORE = "restore"
 VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 
@@ -162,7 +162,7 @@ def _restarted(view: View, position: int, name: str) -> Fault:
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     """Return the fault of a member that cannot prepare the state.
 
-    If the cause casts no doubt on the state, `other` is its signature; otherwise "".
+    If the cause casts no doubt on the state, `other` is its signature; otherwise, `other` is "".
     """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None

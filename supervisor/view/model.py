@@ -364,7 +364,7 @@ class Checkpoint:
     world_size: int
     path: str
     skip: tuple[int, ...] = ()
-    verified: bool = False  # it was read back, or its writer compared it with the state
+    verified: bool = False  # it was read back, or its writer compared it
 
 
 @dataclass(frozen=True, slots=True)
