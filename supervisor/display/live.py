@@ -21,7 +21,7 @@ LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a
 # How much text to keep for a file or a pipe. `Screen` accepts this much in addition to the text that it is
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; a burst is thus written while it arrives
+PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; small, to write a burst while it arrives
 _BEGIN, _END = (
     "\x1b[?2026h",
     "\x1b[?2026l",
@@ -50,7 +50,7 @@ class Display(Protocol):
         """Show a new status. Call this several times a second. `now_s` is on a monotonic clock."""
 
     def line(self, rank: int, text: str) -> None:
-        """Show a line that a rank has printed, at the next update at the latest."""
+        """Show a line that a rank has printed, no later than the next update."""
 
     def say(self, text: str) -> None:
         """Show one of Holdfast's own lines immediately."""
