@@ -166,7 +166,7 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """Return True if the pod requests injection, even incorrectly, such as with a label."""
+    """Return True if the pod requests injection, even if it does so incorrectly, for example with a label."""
     metadata = pod["metadata"]
     asked = pod_layout.INJECT in mapping(metadata.get("annotations"))
     return asked or bool(settings.forgotten_request(metadata))

@@ -1,4 +1,4 @@
-"""Tell what the owner of a stopped job's pods does next, and how to end, suspend or resume it. Pure.
+"""Describe what the owner of a stopped job's pods does next, and how to end, suspend or resume it. Pure.
 
 Holdfast may not change owners. Until the user ends or suspends it, an owner that replaces failed pods creates
 new ones. Holdfast ends these pods as long as the Supervision contains the request to stop.
