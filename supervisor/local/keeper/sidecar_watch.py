@@ -33,7 +33,8 @@ class SidecarWatch:
         """Replace sidecars that are stopped, or that neither report nor use CPU time.
 
         Their ranks keep training. A sidecar that waits for a core or a disk is left alone. A sidecar is also
-        left alone if its launcher is stopped too, because the whole member or machine was then stopped.
+        left alone if its launcher is stopped too, because the whole member or machine was stopped in that
+        case.
         """
         pids = {
             m.sidecar.process.pid: m

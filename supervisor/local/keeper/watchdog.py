@@ -15,8 +15,8 @@ from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
 from supervisor.view.model import StopRequest
 
-# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the allowed silence, so that a
-# successor has enough time.
+# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the allowed silence, to give a
+# successor enough time.
 ANSWER_S = 10.0
 NOW_S = 5.0  # the limit from the second Ctrl-C to the end of the run; members take one second to end
 CRASHES = 3  # if this many supervisors have died after Ctrl-C, another one would not end the run either

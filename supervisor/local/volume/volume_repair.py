@@ -116,7 +116,10 @@ class RepairedFolder:
                         yield from self._walk(name)
 
     def _led(self, path: str) -> Identity | str:
-        """Return the target of a link. If it is a restored file, return the identity of the file instead."""
+        """Return the target of a link.
+
+        If the target is a restored file, return the file's identity instead.
+        """
         to = os.readlink(path)  # noqa: PTH115
         if not to.startswith(_ours()):
             return to
