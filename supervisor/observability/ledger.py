@@ -206,7 +206,7 @@ class Ledger:
         return dict(self._settled)
 
     def ettr(self, still_ns: int = 0) -> float | None:
-        """Return the effective training time ratio (ETTR) of the run. Pending time counts as good.
+        """Return the effective training time ratio (ETTR) of the run. Pending time is treated as good.
 
         Returns None if it is unknown how much work was repeated. The last `still_ns` of the step in progress
         are not counted as good, because a rank without progress may be hanging.

@@ -43,7 +43,7 @@ METRICS = (
         "Wall clock time of the run by bucket; each second is in exactly one.",
         ("bucket",),
     ),
-    MetricSpec(Counter, "holdfast_incidents", "Incidents that are over, by kind of fault.", ("kind",)),
+    MetricSpec(Counter, "holdfast_incidents", "Incidents that have ended, by kind of fault.", ("kind",)),
     MetricSpec(
         Histogram,
         "holdfast_recovery_duration_seconds",
