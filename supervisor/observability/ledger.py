@@ -79,7 +79,7 @@ class Ledger:
         self._hour, self._day = Window(60 * SECOND_NS, 60), Window(900 * SECOND_NS, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
-        """Begin `activity` at `at_ns`. Time from then on is booked to it."""
+        """Begin `activity` at `at_ns`. From then on, time is booked to this activity."""
         _allowed(activity)
         self.advance(at_ns)
         if activity is not self._activity:

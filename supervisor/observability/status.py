@@ -43,7 +43,7 @@ class StatusContext:
     """The inputs of a status in addition to the view and the accounts."""
 
     run: str  # name of the run's directory
-    updated_s: float  # the wall clock, for users
+    updated_s: float  # the wall clock time that users see
     supervisor_pid: int
     policy: Policy = field(default_factory=Policy)  # the limits for a group without steps
     last_incident: Mapping[str, Any] | None = None
