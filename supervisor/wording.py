@@ -38,7 +38,7 @@ def state_name(source: str) -> str:
 
 
 def state_in_full(source: str) -> str:
-    """Return the same with an article and its place, such as "a snapshot in memory"."""
+    """Return the name of the state with an article and its place, such as "a snapshot in memory"."""
     return _STATES[source].in_full if source in _STATES else source
 
 

@@ -17,8 +17,8 @@ from supervisor.wording import seconds
 
 TIMEOUT_S = 2.0  # a supervisor responds within milliseconds, or not at all while it is being restarted
 _MAX_BYTES = 64 << 20
-# A cluster job's status is considered current up to this age. It is written every 5 to 15 s, and clocks
-# differ.
+# A cluster job's status is considered current up to this age. It is written every 5 to 15 s, and the clocks
+# of the writer and the reader may differ.
 CURRENT_S = 30.0
 AGED_S = 10.0  # from this age on, the age of a cluster job's status is shown
 

@@ -20,11 +20,11 @@ class RunOptions:
     nproc_per_node: int = 1
     members: int = 1
     standby: int = 0
-    min_members: int = 0  # 0 if not given: all
+    min_members: int = 0  # 0 if not given, which selects all
     run_dir: Path | None = None
     resume: bool = False  # refuse to start unless the run directory contains a run
     from_scratch: bool = False  # start from step 0, regardless of checkpoints on storage
-    snapshot_every: int = defaults.SNAPSHOT_EVERY  # steps; 0 for only the first snapshot
+    snapshot_every: int = defaults.SNAPSHOT_EVERY  # in steps; 0 makes only the first snapshot
     snapshot_budget: float = defaults.SNAPSHOT_BUDGET  # share of the step time
     checkpoint_every_s: float = defaults.CHECKPOINT_EVERY_S  # 0 for no checkpoints
     keep_checkpoints: int = defaults.KEEP_CHECKPOINTS

@@ -140,7 +140,7 @@ def _once(api: ApiClient, what: str, body: dict[str, object]) -> dict[str, Any]:
 def _wait_for_end(run: RunRecords, show: Callable[[str], object]) -> bool:
     """Wait until the run has ended, and pass each new phase to `show`.
 
-    Return False if this takes longer than `STOP_S`. Time spent saving the state does not count.
+    Return False if this takes longer than `STOP_S`, excluding the time spent saving the state.
     """
     deadline = time.monotonic() + STOP_S
     before = ""

@@ -240,7 +240,7 @@ def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
         # Holdfast secures nothing for a script that keeps its own state.
         if not (incident.get("own_state") and each.get("what") == "secured")
     ]
-    stations.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times keep their order
+    stations.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times remain in order
     if not stations:
         return []
     whole_s = max(stations[-1][1], 1e-9)

@@ -85,11 +85,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """One command. `summary` is its line in the list of commands, and `about` the text above its options."""
+    """One command.
+
+    `summary` is its line in the list of commands, and `about` is the text above its options.
+    """
 
     summary: str
     options: tuple[Option, ...]
-    examples: tuple[tuple[str, str], ...]  # each a command line and what it does
+    examples: tuple[tuple[str, str], ...]  # each consists of a command line and what it does
     about: str = ""
     arguments: tuple[Argument, ...] = ()
     foreign: tuple[TorchrunOption, ...] = ()

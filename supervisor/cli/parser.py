@@ -266,7 +266,7 @@ def _near(name: str, known: Sequence[str]) -> str:
     begun = [each for each in long if each[2:].startswith(stem)] if len(stem) >= 2 else []
     close = difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.8)
     alike = [each for each in long if len(stem) >= 5 and each[2:7] == stem[:5]]
-    # Single letters and names of a different length do not count, because they may be options of the script.
+    # Single letters and names of a different length are ignored, because they may be options of the script.
     loose = [
         each
         for each in difflib.get_close_matches("--" + stem, long, n=1, cutoff=0.6)

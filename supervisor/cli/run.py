@@ -35,7 +35,7 @@ from supervisor.view.model import Policy
 
 TICK_S = 0.25
 _ANNOUNCING = (signal.SIGUSR1, signal.SIGUSR2)  # a batch system sends one of these before SIGTERM
-_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition does not count as a second request
+_ONCE = (signal.SIGHUP, *_ANNOUNCING)  # a repetition is not treated as a second request
 _ALWAYS = (signal.SIGINT, signal.SIGQUIT)  # a shell has its background jobs ignore these two
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *_ONCE)
 
@@ -191,7 +191,7 @@ class RunConsole:
     def _update(self, now_s: float) -> None:
         try:
             self.screen.update(self.following.status, now_s)
-        except Exception as error:  # nothing in status.json may end the run
+        except Exception as error:  # no content of status.json may end the run
             if not self.unshown:
                 self.unshown = True
                 self.screen.say(f"holdfast: the status cannot be displayed: {type(error).__name__}: {error}")
@@ -238,8 +238,8 @@ class RunConsole:
         """End the run: cleanly at the first signal, immediately at the second, and with SIGKILL at the third.
 
         Signals within a second of each other are one request, because senders repeat it (`SignalRepeats`). A
-        later SIGHUP is a repetition, too. A batch system announces the end of the allotted time with SIGUSR1
-        or SIGUSR2, and the SIGTERM that follows does not count as a second request.
+        later SIGHUP is also treated as a repetition. A batch system announces the end of the allotted time
+        with SIGUSR1 or SIGUSR2. The SIGTERM that follows is not treated as a second request.
         """
         now_s = time.monotonic()
         if signum == signal.SIGTERM and self.announced:

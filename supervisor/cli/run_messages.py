@@ -127,7 +127,7 @@ def _nothing_to_do(status: Mapping[str, Any], run_dir: PurePath) -> list[str]:
 def _has_trained(status: Mapping[str, Any]) -> bool:
     """Return True if the run has completed steps, which shows that the command accepts its input.
 
-    A command that refused its input would refuse it again, so resuming it makes no sense.
+    A command that refused its input would refuse it again, so resuming would make no sense.
     """
     resumed, step = status.get("resumed") or {}, status.get("step")
     began = resumed.get("step", 0)

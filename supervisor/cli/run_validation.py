@@ -78,7 +78,7 @@ def checked(
 
 
 def _entered(words: list[str], as_module: bool, as_it_stands: bool) -> list[str]:
-    """Return the command, with the Python interpreter before it where torchrun would put it."""
+    """Return the command, preceded by the Python interpreter where torchrun would add it."""
     if as_module:
         if not words:
             raise BadInput("missing module after -m: expected a name, as in `-m package.train`")

@@ -1,1 +1,1 @@
-"""Decides what a job does next, which state follows, and what each member is ordered to do. Pure."""
+"""Decide what a job does next, compute its resulting state, and derive each member's order. Pure."""

@@ -29,11 +29,11 @@ from supervisor.view.model import (
 )
 
 CONFIRM_S = 10.0  # limit for a scan of the checkpoints on storage
-# After the run has finished, a silent member has this fraction of `Policy.member_timeout_s` to report.
+# Once the run has finished, a silent member has only this fraction of `Policy.member_timeout_s` to report.
 _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 IDLE_S = 60.0  # the time until the next decision if there is no deadline
-_SLACK_S = 10.0  # the keeper kills members that outlive their grace period by this time
+_SLACK_S = 10.0  # the keeper kills members that are still running this long after their grace period
 _NAMED = 3  # how many members a sentence lists by name
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
@@ -57,8 +57,8 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
 def end_finished(view: View, unsaved: str) -> End:
     """Return the `End` of a run that has finished.
 
-    `unsaved` says why the last state is not on storage. It is "" if storage has the state, or if the user
-    does not need to know.
+    `unsaved` says why the last state is not on storage. It is "" if the state is on storage, or if the user
+    need not be told.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -74,7 +74,7 @@ def _finish(code: int, completion: Completion) -> End:
 
 
 def _newest(view: View) -> str:
-    """Return a clause about the newest checkpoint; "" if storage cannot be read."""
+    """Return a clause that names the newest checkpoint; "" if storage cannot be read."""
     if view.stored.error:
         return ""
     stored = resume_point.newest_checkpoint(view)
@@ -112,7 +112,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
 
     The reason is "" if the state is already stored or the user wants no checkpoints. Every rank must have
     reported that its state has not changed since the last commit (`progress.Phase.DONE`). Because the run has
-    finished, a silent member has less than `Policy.member_timeout_s` to report.
+    finished, a silent member gets less time to report than `Policy.member_timeout_s`.
     """
     if policy.checkpoint_every_s <= 0 or not reports.has_protected_state(view):
         return ""
@@ -160,7 +160,7 @@ def _unkept(view: View) -> str:
 
 
 def _quiet(view: View) -> tuple[MemberView, ...]:
-    """Return the members that exist and have ranks, but do not report."""
+    """Return the existing members with ranks that do not report."""
     return tuple(
         each
         for each in view.members
@@ -202,7 +202,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if `why` does not mention the work that was cut short, so the last sentence must."""
+    """True if the last sentence must mention the work that was cut short, because `why` does not."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -210,13 +210,13 @@ def _names_missed(memory: JobState) -> bool:
 
 
 def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = True) -> Save | Wait | End:
-    """Return the action that writes the secured state to storage, or the end if storage already has it.
+    """Return the action that writes the secured state to storage, or an `End` if storage already has it.
 
     Without storage, the run ends at once, and its last sentence says where the state was.
 
-    If the stop cuts off work after a commit, the saved state precedes that work, and the next run repeats it,
-    as after a fault. The run's last sentence mentions a checkpoint only if a scan that began after the
-    request to stop found it on storage.
+    If the stop cuts off work after a commit, the saved state precedes that work. The next run then repeats
+    the work, as it would after a fault. The run's last sentence mentions a checkpoint only if a scan that
+    began after the request to stop found it on storage.
     """
     memory = view.memory
     cuts = cut_off_work.find(view, found)
@@ -272,11 +272,11 @@ def _stop(
     stored: int | None = None,
     note: str = "",
 ) -> End:
-    """Return the `End` of a run that the user has stopped, or whose `JobState.end` was decided.
+    """Return the `End` of a run that the user has stopped, or that ends because of `JobState.end`.
 
     The sentence `End.why` consists of a reason, `saved` (which says what is on storage) and `note`. If the
-    user has stopped the run, the reason is `reason`. If not, `JobState.end` contains the reason and the exit
-    code.
+    user has stopped the run, the reason is `reason`. Otherwise, `JobState.end` contains the reason and the
+    exit code.
 
     `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
     cut off, the next run resumes from it to repeat the work, and must not use any later state.
@@ -327,7 +327,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
 def _may_hold_it(view: View, policy: Policy) -> bool:
     """True while a silent member may still report that it holds the state.
 
-    On a busy machine, the only other holder may be unable to report for longer than `members.QUIET_S`. If the
+    On a busy machine, the only other holder may send no report for longer than `members.QUIET_S`. If the
     saving member is lost during that time, only this wait makes a last checkpoint possible.
     """
     quiet = (each for each in _quiet(view) if each.name != view.memory.save_member)
@@ -335,9 +335,9 @@ def _may_hold_it(view: View, policy: Policy) -> bool:
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:
-    """Return when storage last accepted a part of the last checkpoint.
+    """Return the time at which storage last accepted a part of the last checkpoint.
 
-    If it has not accepted any part yet, return when the checkpoint was requested.
+    If it has not accepted any part yet, return the time of the request for the checkpoint.
     """
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
@@ -411,8 +411,8 @@ def unended(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members that were ordered to end and have not ended.
 
     The keeper of a local run kills a member whose launcher does not respond. On a cluster, no process does
-    this, and a member that is considered lost may still be running. The owner's next pods do not belong to
-    the run.
+    this, and a member that is considered lost may still be running. The owner's next pods are not included,
+    because they do not belong to the run.
     """
     if not policy.members_created_externally:
         return tuple(m.name for m in view.members if m.exists and not members.unresponsive_launcher(m))

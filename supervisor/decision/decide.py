@@ -48,7 +48,7 @@ from supervisor.view.model import (
 RESTORE_RETRY_S = 1.0  # the pause before another attempt to restore a state
 VOLUME_RETRY_S = 5.0  # the same pause if the memory volume had no room for the state
 FOREVER_S = 1e9
-MAX_WARNED = 24  # places and files to warn about; must be fewer than `transition.WARNED`
+MAX_WARNED = 24  # how many places and files to warn about; must be less than `transition.WARNED`
 
 
 class _Case:
@@ -81,7 +81,7 @@ class _Case:
 
     @cached_property
     def held_until_ns(self) -> int:
-        """Until when a group whose ranks have failed is not restarted; 0 if it is restarted at once."""
+        """The time before which a group with failed ranks is not restarted; 0 if it is restarted at once."""
         return cut_off_members.held_until_ns(self.view, self.policy)
 
     @cached_property
@@ -144,7 +144,7 @@ def _unread(view: View, policy: Policy, resumed: ResumePoint) -> Wait | End | No
     memory = view.memory
     if resumed.source == "slot" or (policy.from_scratch and memory.phase == "forming"):
         return None
-    if not policy.has_storage:  # pods list only their own volumes, which are ignored
+    if not policy.has_storage:  # pods list only the checkpoints on their own volumes, which are ignored
         return None
     if view.stored.error:
         deadline = max(memory.since_ns, view.stored.failed_ns) + int(policy.storage_s * SECOND_NS)
@@ -203,7 +203,7 @@ def refuse_to_start_over(case: _Case) -> End | None:
 
 
 def _forming_deadline_ns(view: View, policy: Policy) -> int:
-    """Return when the run ends if members are still missing by then.
+    """Return the time at which the run ends if members are still missing.
 
     If a controller creates the members, the run waits forever, because pods can be pending for days.
     """
@@ -225,7 +225,7 @@ def await_first_members(case: _Case) -> Wait | End | None:
 
 
 def await_first_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the run resumes from a checkpoint."""
+    """If the run resumes from a checkpoint, wait for storage."""
     return _unread(case.view, case.policy, remedy.first_resume_point(case.view, case.policy))
 
 
@@ -247,7 +247,7 @@ def secure_after_faults(case: _Case) -> Secure | None:
 
 
 def replace_cut_off_member(case: _Case) -> Secure | Warn | None:
-    """Let a standby replace a member that its peers do not reach; warn the user if none can."""
+    """Let a standby replace a member that its peers do not reach; warn the user if no standby can."""
     found = cut_off_members.due(case.view, case.policy)
     return _secure((found,)) if found is not None else cut_off_members.warning(case.view, case.policy)
 
@@ -271,7 +271,7 @@ def _warned_places(view: View) -> frozenset[str]:
 def warn_of_changed_file(case: _Case) -> Warn | None:
     """Warn once for each file of the script that has changed since the run began."""
     known = _warned_places(case.view)
-    if len(known) >= MAX_WARNED:  # with more, old warnings would be forgotten and then repeated
+    if len(known) >= MAX_WARNED:  # if there were more, old warnings would be forgotten and then repeated
         return None
     for report in reports.reports(case.view):
         for sentence in report.launcher.changed if report.launcher is not None else ():
@@ -342,7 +342,7 @@ def learn_from_stall(case: _Case) -> Learn | None:
 
 
 def await_first_step(case: _Case) -> Wait | None:
-    """Delay the replacement of a standby while a group starts, because both need CPU time."""
+    """Delay the replacement of a standby while a group starts, because the two would compete for CPU time."""
     view = case.view
     busy_ns = view.memory.since_ns + int(orders.BUSY_S * SECOND_NS)
     if view.memory.settled or view.now_ns >= busy_ns:
@@ -356,7 +356,7 @@ def await_next_event(case: _Case) -> Wait:
 
 
 def _next_decision_ns(case: _Case) -> int:
-    """Return when the next decision is due if no report arrives earlier."""
+    """Return the time at which the next decision is due if no report arrives earlier."""
     view, policy, stall = case.view, case.policy, case.stall
     until_ns = view.now_ns + int(members.next_timeout_s(view, policy, closing.IDLE_S) * SECOND_NS)
     grows_ns = joining.grows_at_ns(view.memory) if view.memory.reduced_by else 0
@@ -379,7 +379,7 @@ def _secure(found: tuple[Fault, ...]) -> Secure:
 
 
 def _first_step(view: View) -> int | None:
-    """Return when the last rank completed its first step; None if some rank has not completed one."""
+    """Return the time of the last rank's first completed step; None if some rank has not completed one."""
     marks = [rank.marks.first_step_ns for rank in reports.ranks(view)]
     if len(marks) < view.memory.world_size or not all(marks):
         return None
@@ -394,8 +394,9 @@ def await_secured_state(case: _Case) -> Wait | None:
     waiting = [m for m in view.members if _is_awaited(view, m, policy)]
     limit_ns = int((policy.secure_s + progress.COPIES * reports.snapshot_duration_s(view)) * SECOND_NS)
     since_ns = view.memory.since_ns
-    # The time limit for a member to secure its state starts at its first report to this supervisor, or to any
-    # after its sidecar was away. Members without ranks have nothing to secure.
+    # A member's time limit for securing its state starts at its first report to this supervisor. If its
+    # sidecar was away, the limit starts again when the member reports again. Members without ranks have
+    # nothing to secure.
     latest_ns = since_ns + int(liveness.HELD_UP_S * SECOND_NS)  # even if a sidecar fails again and again
     heard = (max(m.heard_ns, min(m.back_ns, latest_ns)) for m in waiting if m.name in view.memory.positions)
     deadline = max((since_ns, *heard)) + limit_ns
@@ -567,7 +568,7 @@ def await_newer_state(case: _Case) -> Wait | None:
 
 
 def await_stored_state(case: _Case) -> Wait | End | None:
-    """Wait for storage if the group resumes from a checkpoint."""
+    """If the group resumes from a checkpoint, wait for storage."""
     return _unread(case.view, case.policy, case.resumed)
 
 

@@ -1,11 +1,11 @@
 """Record in the job's state the facts that must outlive the members and storage that report them. Pure.
 
-Besides decisions, the following facts change the job's state (`View.memory`): a member held a training state,
-storage has one, the group has reached a step, the replicas matched, or members run a generation. The next
-line of the journal records these facts. If the supervisor dies before writing that line, members and storage
-report the facts to its successor. If the members die too, the last status still contains the step that the
-group had reached. When a member holds a state for the first time, `supervisor.controller.job` writes a line
-for this fact alone. The time at which all survivors of a fault have secured their state is not in the
+Decisions change the job's state (`View.memory`), and so do the following facts: a member held a training
+state, storage has one, the group has reached a step, the replicas matched, or members run a generation. The
+next line of the journal records these facts. If the supervisor dies before writing that line, members and
+storage report the facts to its successor. If the members die too, the last status still contains the step
+that the group had reached. When a member holds a state for the first time, `supervisor.controller.job` writes
+a line for this fact alone. The time at which all survivors of a fault have secured their state is not in the
 journal, because only the incident's timeline uses it.
 """
 
@@ -53,7 +53,7 @@ def with_durable_facts(view: View) -> JobState:
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:
-    """Return `memory`, which was read from the journal, updated from the predecessor's last `status`.
+    """Return the `memory` from the journal, updated from the predecessor's last `status`.
 
     The last line of the journal may be hours old. The status is newer, so it gives a lower bound for the
     steps that the group has completed. Without a status of the same generation, the step is unknown until
@@ -84,7 +84,7 @@ def _steps(memory: JobState, status: Mapping[str, Any] | None) -> list[int]:
 def _generation(report: MemberReport) -> int:
     """Return the newest generation that a member runs, knows about, or holds state of."""
     running = report.launcher.generation if report.launcher is not None else 0
-    held = (map(_GENERATION, report.slots), map(_GENERATION, report.privates))  # there may be hundreds
+    held = (map(_GENERATION, report.slots), map(_GENERATION, report.privates))  # hundreds in some reports
     newest = max(max(each, default=0) for each in held)
     return max(running, report.durable.generation, report.told.generation, newest)
 
@@ -108,7 +108,7 @@ def _held(view: View) -> int:
 def _with_secured_time(view: View) -> OpenIncident | None:
     """Return the open incident, with the current time if all survivors have just secured their state.
 
-    The decision that follows can be much later if the group has to wait for another member.
+    If the group has to wait for another member, the next decision can be much later.
     """
     memory, incident = view.memory, view.memory.incident
     if incident is None or incident.survived_ns or memory.phase != "securing":
@@ -119,10 +119,12 @@ def _with_secured_time(view: View) -> OpenIncident | None:
 
 
 def _void(view: View) -> tuple[VoidStep, ...]:
-    """Return the void steps: after their commit, a rank changed its state without updating the copies.
+    """Return the void steps.
 
-    They are kept even after the rank's page and its member are gone, because another member may hold a copy
-    that lacks the change.
+    A step is void if a rank changed its state after the commit without updating the copies.
+
+    A void step is kept even after the rank's page and its member are gone, because another member may hold a
+    copy without the change.
     """
     generation, known = view.memory.generation, set(view.memory.void)
     for report in reports.reports(view):

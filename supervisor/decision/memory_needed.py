@@ -63,7 +63,7 @@ def _rooms(view: View) -> list[tuple[str, MemoryUse]]:
 
 
 def reason_to_refuse(view: View) -> End | None:
-    """Return an `End` if the snapshots of a run that is in its first steps do not fit; None otherwise.
+    """Return an `End` if the run is in its first steps and its snapshots do not fit; None otherwise.
 
     The message tells the user what to change.
     """

@@ -20,11 +20,11 @@ from supervisor.identity_cache import by_identity
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, Policy
 
-# Makes an order with the values that are the same in all orders. Copying an order to add them would take as
-# long as making it.
+# Creates an order that already contains the values common to all orders. Copying an order to add these values
+# would take as long as creating it.
 _Make: TypeAlias = Callable[..., MemberOrder]
 
-BUSY_S = 10.0  # this long after a start, members can be created even if no step has been completed
+BUSY_S = 10.0  # a start delays the creation of members for at most this long, even without a step
 
 
 def order_for(
@@ -35,7 +35,7 @@ def order_for(
     inspection_id: int = 0,
     epoch: int = 0,
 ) -> MemberOrder:
-    """Return the order for `member`. It stays valid until the job's state or `inspection_id` changes.
+    """Return the order for `member`. The order stays valid until the job's state or `inspection_id` changes.
 
     `inspection_id` is the result of `deadlock.inspection_id`, and `epoch` is the sender's epoch. Every order
     specifies which checkpoints may be deleted, because the member may still be writing one.
@@ -61,8 +61,9 @@ def _proven(memory: JobState) -> int:
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     """Return the lineage, already extended if the last checkpoint will make newer states void.
 
-    The last checkpoint of a run can precede work that the stop cuts off, and then makes newer checkpoints
-    void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the last one.
+    The last checkpoint of a run can precede work that the stop cuts off. In that case, it makes newer
+    checkpoints void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the
+    last one.
     """
     if memory.phase != "saving" or not any(memory.save_step <= each.at_most for each in memory.cut):
         return memory.lineage
@@ -146,8 +147,8 @@ def _run(
 def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, ...]:
     """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
 
-    These are the members with the ranks beside its own, so each member is probed by two. This suffices to
-    find a member that is cut off from all others (`places.cut_off_members`).
+    These are the members whose ranks directly precede and follow its own, so two members probe each member.
+    Two probes are enough to find a member that is cut off from all others (`places.cut_off_members`).
     """
     count = len(memory.placement)
     if not policy.members_created_externally or count < 2:
@@ -158,13 +159,14 @@ def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, .
 
 
 def _must_reach(memory: JobState, member: str, position: int, policy: Policy) -> tuple[str, ...]:
-    """Return the neighbours that count as out of reach even if the member has never reached them.
+    """Return the neighbours that are considered out of reach even if the member has never reached them.
 
-    This is usually (), because a NetworkPolicy may allow only the connections of the ranks. But a member that
-    has reached others should also reach a member that is new in the group, until the group has completed a
-    step. The same holds for the member that stayed when its only unreached peer was replaced
-    (`unreachable_members.suspect`). And a member should reach the neighbour that has reported it, even if its
-    own sidecar is new and therefore has never reached anybody.
+    The result is usually (), because a NetworkPolicy may allow only the ranks' own connections. There are
+    three exceptions. Until the group has completed a step, a member that has reached others should also reach
+    a member that is new in the group. The same holds for the member that stayed when its only unreached peer
+    was replaced (`unreachable_members.suspect`). Finally, a member should reach a neighbour that has reported
+    it as out of reach, even if the member's own sidecar is new and has therefore not reached any neighbour
+    yet.
     """
     neighbours = _neighbours(memory, position, policy)
     wanted = set(_untried_neighbours(memory, member, position, neighbours))
@@ -178,7 +180,7 @@ def _must_reach(memory: JobState, member: str, position: int, policy: Policy) ->
 def _untried_neighbours(
     memory: JobState, member: str, position: int, neighbours: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the neighbours that must be reached because they, or the member itself, may be cut off."""
+    """Return the neighbours that the member must reach because they, or the member itself, may be cut off."""
     suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
     names = _untried(memory.untried) | {suspect} if suspect else _untried(memory.untried)
     if memory.settled or not names:
@@ -191,14 +193,14 @@ def _untried_neighbours(
     return tuple(each for each in neighbours if each in wanted)
 
 
-@by_identity(4)  # a large part of a large group may be new
+@by_identity(4)  # many members of a large group may be new
 def _untried(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
-@by_identity(4)  # `peers` names every rank, and each member of a job of thousands of ranks gets an order
+@by_identity(4)  # `peers` names every rank, maybe thousands, and every member gets an order
 def _urls(peers: tuple[StateSource, ...], nproc: int) -> dict[int, str]:
-    """Return the address of each member by its position."""
+    """Return the members' addresses, in the order of their positions."""
     return {each.rank // nproc: each.url for each in peers if each.url}
 
 
@@ -213,7 +215,7 @@ def _sources(memory: JobState, member: str, position: int) -> tuple[StateSource,
 
 
 def _suspects(memory: JobState) -> tuple[int, ...]:
-    """Return the ranks that are known to hang; () if all ranks hang."""
+    """Return the ranks that are known to hang, or () if all ranks hang."""
     known = memory.incident
     if known is None or known.generation != memory.generation:
         return ()
@@ -228,7 +230,7 @@ def _survivors_are_good(memory: JobState) -> bool:
 
 
 def may_create_members(memory: JobState, now_ns: int) -> bool:
-    """True if no recovery needs the seconds of CPU time that creating a member takes.
+    """True if no recovery needs the CPU time that creating a member takes, which is several seconds.
 
     If the script completes no steps, the group never settles, so its standby is created after `BUSY_S`.
     """

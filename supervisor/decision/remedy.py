@@ -29,7 +29,7 @@ from supervisor.view.model import (
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ", re.MULTILINE)
 _FROM_OUTSIDE = (9, 15)  # SIGKILL and SIGTERM
 MAX_PROGRAM_ERRORS = 2  # a second occurrence shows that the first was no coincidence
-PROGRAM_ERRORS = frozenset(  # exceptions that only an error in the program can cause
+PROGRAM_ERRORS = frozenset(  # exceptions that only a programming error can cause
     {"TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 )
 MAX_WARM_FAILURES = 3  # consecutive processes that died before they joined
@@ -45,8 +45,8 @@ def startup_failure(view: View, trial: tuple[str, ...] = ()) -> End | None:
 
     Ranks that are training continue even if no warm process can be created. In a run that has completed
     steps, the script has worked before, so the failure may be temporary: for example, a file that the script
-    reads before it joins may be missing for a while. If such a run needs processes, it ends only after
-    `GIVE_UP_S`.
+    reads before it joins may be missing for a while. If a run that has completed steps needs processes, it
+    therefore ends only after `GIVE_UP_S`.
     """
     forming = view.memory.phase == "forming"
     for member in view.members:
@@ -98,9 +98,9 @@ def _end(code: int, why: str, ending: Ending) -> End:
 
 
 def has_worked(view: View) -> bool:
-    """True if the run has completed steps or saved a state, which shows that its script can join."""
+    """True if the script can join: the run has completed steps or saved a state."""
     memory = view.memory
-    if memory.phase == "forming":  # a new run, perhaps with another script
+    if memory.phase == "forming":  # this is a new run, perhaps with another script
         return False
     return (
         memory.settled or resume_point.has_saved_state(memory) or any(past.worked for past in memory.history)
@@ -205,7 +205,7 @@ def _is_same(view: View, past: PastFault, cause: Fault) -> bool:
         return False
     if cause.kind == "crash" and past.rank != cause.rank:
         return False
-    # Other processes send these signals, so they are the script's fault only if it never makes progress.
+    # Other processes send these signals, so the script is to blame only if it never makes progress.
     outside = cause.signal in _FROM_OUTSIDE and cause.signature != OUT_OF_MEMORY
     return not outside or not (past.worked or made_progress(view, cause))
 
@@ -338,7 +338,7 @@ def _passed_over(view: View, cause: Fault | None, resumed: ResumePoint) -> tuple
 
 
 def _names_cut_off(cuts: tuple[CutOffWork, ...], resumed: ResumePoint) -> tuple[str, ...]:
-    """Return a line for the incident about each piece of work whose duration is known."""
+    """Return one line for the incident about each piece of cut-off work whose duration is known."""
     missed = cut_off_work.not_repeated(cuts, resumed.step)
     return tuple(_name_cut_off(each, missed) for each in cuts if each.after_s)
 
@@ -379,8 +379,9 @@ def first_resume_point(view: View, policy: Policy) -> ResumePoint:
 def checkpoint_to_verify(view: View, policy: Policy) -> Checkpoint | None:
     """Return the checkpoint that must be read in full before it is used; None if there is none.
 
-    Only two checkpoints need this: the one a run begins from, and the one it resumes from after a failed
-    restore. All others were compared while they were written. Members also verify what they restore.
+    This applies to only two checkpoints: the one that a run begins from, and the one that it resumes from
+    after a failed restore. All others were compared while they were written. Members also verify what they
+    restore.
     """
     memory = view.memory
     if memory.phase == "forming":

@@ -5,11 +5,11 @@ holds the rank's private part. When a generation resumes from step s, the states
 become void. A state whose restore has failed `TRIES` times is not used.
 
 Members that are cut off from their peers still report what they hold, but others can probably not read it.
-Their copies are therefore the last sources. If a state is complete only with a copy of a member that has lost
-its ranks for that reason, it is tried once, because the network may work again, or the other side may have
-been at fault. After that, an older state that does not need such a copy is used. If there is none, the newest
-one is tried as often as any other state. The supervisor cannot read the state itself and pass it on: members
-send it only reports, and states move only between members.
+Their copies are therefore used only as the last resort. If a state is complete only with a copy of a member
+that has lost its ranks for that reason, the state is tried once, because the network may work again, or the
+other side may have been at fault. After that, an older state that does not need such a copy is used. If there
+is no older state of this kind, the newest state is tried as often as any other state. The supervisor cannot
+read a state and pass it on, because members send it only reports. States move only between members.
 
 The functions return `FROM_THE_BEGINNING` if they find no state. Before a caller starts over, it must check
 `has_saved_state`, because a group may resume from the beginning only if nothing was ever saved.
@@ -33,8 +33,8 @@ FROM_THE_BEGINNING = ResumePoint(0, 0, "none")
 PRIVATE_HOLDERS = 8  # limit for the sources of one rank's private state, which two members usually hold
 TRIES = 4  # attempts to restore the same state
 
-# For each rank, its private states of one step. Each is given by its generation, the position in the view of
-# the member that holds it, and whether it is final.
+# For each rank, its private states of one step. Each state is given by its generation, by the position (in
+# the view) of the member that holds it, and by whether it is final.
 _HeldByRank: TypeAlias = "dict[int, list[tuple[int, int, bool]]]"
 
 
@@ -124,7 +124,7 @@ def _other_size(view: View, world_size: int) -> int:
 
 
 def _size_at(memory: JobState, generation: int) -> int:
-    """Return how often the group's size had changed when `generation` began."""
+    """Return how often the group's size had changed by the time `generation` began."""
     return sum(each.generation <= generation for each in memory.sizes)
 
 

@@ -2,7 +2,7 @@
 
 The job's state lists a source for every rank and every holder of its state: about 50,000 for 2,000 members
 with 8 ranks. To start its ranks, a member needs only their sources. Only members that write checkpoints need
-all of them; to keep the order small, they get one entry for consecutive ranks of one holder.
+all sources. To keep their orders small, they get one entry for consecutive ranks of one holder.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from supervisor.identity_cache import by_identity
 from supervisor.view.model import JobState
 
 # A member that lacks the snapshot fetches parts of it from all holders that it knows. More holders than this
-# would not make the transfer faster, because its own network is then the limit.
+# would not make the transfer faster, because the member's own network is the limit.
 SNAPSHOT_HOLDERS = 8
 
 
 def holders(memory: JobState, position: int) -> tuple[StateSource, ...]:
-    """Return the holders that the member at `position` in the placement fetches the snapshot from.
+    """Return the holders from which the member at `position` in the placement fetches the snapshot.
 
     If there are many, members get different ones, to keep one holder from serving all of them.
     """
@@ -39,7 +39,7 @@ def for_ranks(memory: JobState, position: int) -> tuple[StateSource, ...]:
 def ranks_of(memory: JobState, position: int) -> range:
     """Return the ranks whose private states the ranks at `position` in the placement start from.
 
-    They have other numbers if the group that saved the state had another size. A new member starts from
+    The ranks had other numbers if the group that saved the state had another size. A new member starts from
     another member's states.
     """
     launch = memory.launch

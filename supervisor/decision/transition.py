@@ -1,7 +1,7 @@
 """Compute the job's state after an action. Pure: the result can be reproduced from the journal.
 
 `TRANSITIONS` is the job's state machine. It lists the actions that are allowed in each phase, and the phase
-that follows each. `mermaid` returns its diagram, which is part of `docs/architecture.md`.
+that follows each. `mermaid` returns the diagram in `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from supervisor.view.model import (
     Warn,
 )
 
-JUMPS = 64  # loss jumps to remember; a rank needs a jump only until it has passed that step
+JUMPS = 64  # loss jumps to remember; a jump matters only until its rank has passed that step
 HISTORY = 1000  # faults to remember
 WARNED = 32  # warnings to remember
-LOST = 256  # lost members to remember after they no longer exist and have no ranks
+LOST = 256  # lost members to remember after they have ceased to exist and have no ranks
 
 
 _RUNNING: Mapping[type[Any], JobPhase] = {
@@ -75,7 +75,8 @@ _RUNNING: Mapping[type[Any], JobPhase] = {
     Look: "running",
     Dismiss: "running",
 }
-# The actions that are allowed in each phase, and the phase after each. `Wait` is allowed in every phase.
+# The actions that are allowed in each phase, and the phase that follows each. `Wait` is allowed in every
+# phase.
 TRANSITIONS: Mapping[JobPhase, Mapping[type[Any], JobPhase]] = MappingProxyType(
     {
         "forming": {Start: "running", Replace: "forming", Secure: "securing", End: "stopping"},
@@ -202,7 +203,7 @@ def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _done(view: View, _action: Done, policy: Policy) -> JobState:
-    """Return the state of a run that is over.
+    """Return the state of a run that has ended.
 
     On a cluster, its last sentence lists members that still run.
     """
@@ -305,7 +306,7 @@ def _start(view: View, action: Start, policy: Policy) -> JobState:
     restore = launch.restore
     history = memory.history
     is_counted = action.cause is not None and not kind_of(action.cause.kind).is_planned
-    # If a member fails and is left out again, this says nothing about the script or the state.
+    # If a member fails and is left out again, its failure is no evidence against the script or the state.
     if action.cause is not None and is_counted and not joining.failed(view, policy):
         history = (*history, _past(view, policy, action.cause, action.placement))[-HISTORY:]
     return replace(
@@ -353,7 +354,7 @@ def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launc
     restore: Restore | None = None
     states_of: tuple[int, ...] = ()
     if resumed.source != "none":
-        # Only the name, because the path to the checkpoint can differ between members.
+        # Use only the name, because the path to the checkpoint can differ between members.
         name = resumed.path.rpartition("/")[2]
         saved_ranks = resumed.world_size or memory.world_size
         other_size = saved_ranks if saved_ranks != world_size else 0
@@ -407,7 +408,7 @@ def _missed(memory: JobState, action: Start) -> tuple[MissedWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[MissedWork, ...]:
-    """Return the work that was already missed and stays missed if the group resumes at `resumed`."""
+    """Return the work that was already missed and that remains missed if the group resumes at `resumed`."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 
@@ -448,7 +449,7 @@ def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool
 
 
 def _members_to_end(view: View, action: Start, policy: Policy) -> tuple[str, ...]:
-    """Return the members to end: others take over their ranks, and no launcher can end them."""
+    """Return the members to end, because others take over their ranks and their launchers cannot end them."""
     return tuple(
         name
         for name in view.memory.placement
@@ -516,7 +517,7 @@ def _end(view: View, action: End, policy: Policy) -> JobState:
     incident = memory.incident
     if incident is not None:
         incident = replace(incident, closed_ns=view.now_ns)
-        if action.exit_code or incident.resume is None:  # otherwise the group resumed and had no step left
+        if action.exit_code or incident.resume is None:  # otherwise, the group resumed but had no step left
             incident = replace(
                 incident,
                 faults=faults.of_incident(view, policy) or incident.faults,
@@ -552,7 +553,7 @@ def _bystanders(view: View) -> tuple[str, ...]:
 
 
 def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIncident:
-    """Return `incident` for a run that ends before its next step, when only the stored state remains."""
+    """Return `incident` for a run that ends before its next step, which leaves only the state on storage."""
     newest = resume_point.newest_checkpoint(view)
     kept = [newest.step] if newest is not None else [0]
     kept += [back] if back is not None else []
@@ -624,7 +625,10 @@ _EFFECTS: Mapping[type[Any], Callable[[View, Any, Policy], JobState]] = MappingP
 
 
 def is_resized(before: JobState, after: JobState) -> bool:
-    """True if a decision changes the size of the group. It is carried out only if it was recorded."""
+    """True if a decision changes the size of the group.
+
+    Such a decision is carried out only if it was recorded.
+    """
     return before.sizes != after.sizes
 
 
@@ -634,7 +638,7 @@ def taken_over(memory: JobState, now_ns: int) -> JobState:
     Its predecessor may have been stuck since the phase began. During that time, members may have been unable
     to report or to receive orders, so all time limits for them start again now.
     """
-    if memory.phase == "looking":  # a version before 0.1.0 was inspecting late ranks
+    if memory.phase == "looking":  # the predecessor, a version before 0.1.0, was inspecting late ranks
         memory = replace(memory, phase="running", incident=None)
     return replace(memory, since_ns=now_ns)
 

@@ -1,7 +1,7 @@
 """Name the members that, according to the job's state, are cut off from their peers. Pure.
 
-`places.cut_off_members` finds such a member. From then on, the open incident and the history name it and the
-peers that do not reach it, so a new leader decides the same.
+`places.cut_off_members` finds such a member. From then on, the open incident and the history name this member
+and the peers that do not reach it, so a new leader makes the same decisions.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import replace
 from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, JobState, PastFault
 
-SIGNATURE = "cut off from its peers"  # of the loss of such a member
+SIGNATURE = "cut off from its peers"  # the signature of the loss of such a member
 KEPT = f"{SIGNATURE}, not replaced"  # the same, if no standby was ready when the group started again
-MOST_SWAPS = 3  # in an hour; more would mean that swaps do not help
+MOST_SWAPS = 3  # per hour; if more are needed, swaps do not help
 HOUR_S = 3600.0
-WARNED = "peers of "  # how the places of warnings begin
-SILENT_S = 5.0  # a member that reports again after this time did perhaps not run, so nothing is known before
+WARNED = "peers of "  # the beginning of a warning's place
+SILENT_S = 5.0  # after a longer gap, the member may not have been running, so its earlier reports are ignored
 
 
 def named_since(
     before: tuple[tuple[str, int], ...], unreached: tuple[str, ...], heard_ns: int, now_ns: int
 ) -> tuple[tuple[str, int], ...]:
-    """Return since when a member's reports have named each neighbour that it does not reach, by URL.
+    """Return the time since which a member's reports have named each unreached neighbour, by URL.
 
     `before` is the result for the previous report, which arrived at `heard_ns`.
     """
@@ -31,18 +31,18 @@ def named_since(
 
 
 def unconfirmed(other: str) -> str:
-    """Return the clause of a warning that a member does not confirm that another one does not reach it."""
+    """Return a clause for a warning: `other` does not confirm that another member cannot reach it."""
     return f"{other} does not confirm this"
 
 
 def is_asked_to_confirm(memory: JobState, member: str, one: str) -> bool:
-    """True if the user was warned that `one` does not reach `member`, which did not confirm this."""
+    """True if the user was warned that `member` does not confirm that `one` cannot reach it."""
     place = f"{WARNED}{one}: {unconfirmed(member)}"
     return any(each.place == place for each in memory.warned)
 
 
 def is_replaced(memory: JobState, name: str) -> bool:
-    """True if the open incident is that this member is cut off, so that a standby takes its place."""
+    """True if a standby takes this member's place because, in the open incident, the member is cut off."""
     return name in _of_incident(memory)
 
 
@@ -61,8 +61,8 @@ def suspect(memory: JobState, now_ns: int) -> str:
     """Return the member that may have been at fault when its only unreached peer was replaced; "" for none.
 
     One pair of members does not show which of the two is at fault. If the member that has kept its ranks and
-    the standby do not reach each other either, it is this member. A step that the group completes clears it
-    (`cleared`).
+    the standby do not reach each other either, the fault is with this member. When the group completes a
+    step, the member is no longer a suspect (`cleared`).
     """
     recent = _swaps(memory, now_ns)
     stayed = _only_peer(recent[-1]) if recent else ""
@@ -79,8 +79,8 @@ def cleared(history: tuple[PastFault, ...]) -> tuple[PastFault, ...]:
 def may_replace(memory: JobState, name: str, now_ns: int) -> bool:
     """True unless too many members that were cut off have been replaced in the last hour.
 
-    The replacement of the suspect corrects the previous one, so it is always allowed. But it is not corrected
-    itself, because otherwise there would be no limit.
+    Replacing the suspect corrects the previous replacement, so it is always allowed. This correction cannot
+    itself be corrected, because the number of replacements would otherwise be unlimited.
     """
     recent = _swaps(memory, now_ns)
     if len(recent) < MOST_SWAPS:
@@ -94,7 +94,7 @@ def _swaps(memory: JobState, now_ns: int) -> list[PastFault]:
     return [each for each in _all_swaps(memory.history) if each.at_ns > since_ns]
 
 
-@by_identity(4)  # a group of thousands of members gets an order for each of them
+@by_identity(4)  # in a group of thousands of members, each of them gets an order
 def _all_swaps(history: tuple[PastFault, ...]) -> tuple[PastFault, ...]:
     return tuple(each for each in history if each.signature == SIGNATURE)
 

@@ -64,7 +64,7 @@ def width_of(text: str) -> int:
 
 
 def clip(text: str, width: int, style: Style) -> str:
-    """Shorten `text` to `width` columns. It must not contain escape sequences."""
+    """Shorten `text` to `width` columns. `text` must not contain escape sequences."""
     if width_of(text) <= width:
         return text
     more = style.sign("more")

@@ -12,7 +12,7 @@ from supervisor.wording import count, ettr, number, outcome, seconds, state_name
 RECOVERING = frozenset({PHASES["forming"], "starting", "restarting", PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
 SILENT_S = 3.0  # if a status is older than this, its age is shown
-MAX_WIDTH = 120  # a wider frame would be harder to read and show no more
+MAX_WIDTH = 120  # a wider frame would be harder to read without showing more
 _STATES = {"running": "on", "starting": "half", "failing": "bad", "exited": "bad"}
 _COLOURS = {"on": GREEN, "half": YELLOW, "bad": RED, "off": DIM}
 StatusDocument = Mapping[str, Any]
@@ -101,7 +101,7 @@ def stalled(status: StatusDocument) -> str:
 
 
 def _held_up(status: StatusDocument) -> str:
-    """Return what the group is waiting for while no step ends; "" otherwise."""
+    """While no step ends, return what the group is waiting for; otherwise return ""."""
     return " ".join(str(status.get("waiting_for") or "").split()) if stalled(status) else ""
 
 

@@ -21,7 +21,7 @@ LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a
 # How much text to keep for a file or a pipe. `Screen` accepts this much in addition to the text that it is
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
-PIECE_BYTES = BUSY_BYTES // 4  # the size of one write, so that a burst is written while it arrives
+PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; small, to write a burst while it arrives
 _BEGIN, _END = (
     "\x1b[?2026h",
     "\x1b[?2026l",
@@ -50,7 +50,7 @@ class Display(Protocol):
         """Show a new status. Call this several times a second. `now_s` is on a monotonic clock."""
 
     def line(self, rank: int, text: str) -> None:
-        """Show a line that a rank has printed, no later than at the next update."""
+        """Show a line that a rank has printed, no later than the next update."""
 
     def say(self, text: str) -> None:
         """Show one of Holdfast's own lines immediately."""
@@ -65,7 +65,7 @@ class Display(Protocol):
 def display(
     stream: TextIO, incidents: IncidentRecords = NO_RECORDS, *, plain: bool = False, quiet: bool = False
 ) -> Display:
-    """Return the display for `stream`: a live one for a terminal, unless `plain` or `quiet`."""
+    """Return the display for `stream`: a live one for a terminal, unless `plain` or `quiet` is true."""
     screen = Screen(stream)
     if screen.is_terminal and not plain and not quiet:
         return LiveDisplay(screen, incidents)
@@ -201,7 +201,7 @@ def _rows(lines: list[str], columns: int) -> int:
 class PlainDisplay:
     """Plain lines for a log: one for each change, and a progress line every `PROGRESS_S`.
 
-    If `quiet`, it shows only the output of the ranks and the texts passed to `say`.
+    If `quiet` is true, it shows only the output of the ranks and the texts passed to `say`.
     """
 
     def __init__(

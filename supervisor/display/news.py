@@ -84,14 +84,14 @@ class StatusNews:
 
     def __init__(self, incidents: IncidentRecords) -> None:
         self._incidents = incidents
-        self._over = incidents.before  # the newest incident that was shown as over
+        self._over = incidents.before  # the newest incident that was shown as ended
         self._shown: set[tuple[object, object]] = set()
         self._slow = _SlowRanks()
         self._warm = _WarmFailures()
         self._storage_fails = False
 
     def observe(self, status: Mapping[str, Any]) -> list[str]:
-        """Return a line for each change, but only one for an incident that was over before it was shown."""
+        """Return a line for each change, but only one for an incident that ended before it was shown."""
         news = [*self._slow.observe(status), *self._warm.observe(status), *self._storage(status)]
         warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
@@ -111,22 +111,22 @@ class StatusNews:
         return news
 
     def _before(self, number: int) -> list[str]:
-        """Return the lines of incidents that were over before incident `number` and were not shown yet."""
+        """Return the lines of incidents that ended before incident `number` and were not shown yet."""
         lines: list[str] = []
         for each in range(max(self._over + 1, number - _MAX_MISSED), number):
             found = self._incidents.recall(each)
             if found is None or found.get("open"):
-                break  # the incident will be shown when it is over
+                break  # the incident will be shown when it has ended
             lines += self._ended(found)
         return lines
 
     def _missed(self, last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the incidents before `last` that began and were over between two statuses."""
+        """Return the incidents before `last` that began and ended between two statuses."""
         numbers = range(max(self._over + 1, _number(last) - _MAX_MISSED), _number(last))
         return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
 
     def _ended(self, found: Mapping[str, Any]) -> list[str]:
-        """Return the lines of an incident that is over; [] if they were already shown."""
+        """Return the lines of an incident that has ended; [] if they were already shown."""
         if _number(found) <= self._over:
             return []
         self._over = _number(found)

@@ -1,7 +1,7 @@
 """Follow the directory of a run in progress: its status, its ranks' output and its incidents.
 
 A separate thread reads the files. The process that displays a run also restarts dead parts and handles
-Ctrl-C. Storage that hangs must not delay either of them.
+Ctrl-C, and storage that hangs must not delay either of these tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOON_S = 0.05  # how long `poll` waits for a read, which usually takes one or tw
 HANGS_S = 5.0  # a longer read is reported
 READ_S = 1.0  # the time limit for one small file
 END_S = 3.0  # the time limit for the last read
-OLD_S = 10.0  # if the status, renewed every second, is older than this, `poll` probes with a write
+OLD_S = 10.0  # if the status, which is renewed every second, is older than this, `poll` probes with a write
 
 RankLine = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")
@@ -75,7 +75,8 @@ class RunFollower:
         self._gone = False
         self._refused = ""
         self._reported = ""
-        # The newest status, and when it was first read or, if later, when the directory was probed.
+        # The newest status, with the time at which it was first read or, if later, the time of the last
+        # probe.
         self._renewed: tuple[object, float] = (None, 0.0)
         self._probed = ""
 

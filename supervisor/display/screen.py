@@ -1,10 +1,10 @@
 """Write to a terminal or a pipe without blocking the caller.
 
-The reader may stop because of Ctrl-S, a pager or a hung log collector. The process must still keep restarting
-dead parts, so a thread writes the text, and drops text that it cannot write. At the end, a pipe receives the
-last lines and a note about how much was dropped, even if its reader is far behind. If the system allows it,
-the pipe is enlarged to make room for them. `say` and `say_json` are for commands that print once. They block,
-and they can raise exceptions.
+The reader may stop reading because of Ctrl-S, a pager or a hung log collector. The process must still keep
+restarting dead parts, so a thread writes the text and drops what it cannot write. At the end, a pipe receives
+the last lines and a note about how much was dropped, even if its reader is far behind. If the system allows
+it, the pipe is enlarged to make room for them. `say` and `say_json` are for commands that print once. They
+block, and they can raise exceptions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLUSH_S = 0.5
 LAST_S = 0.5  # the time limit for the last lines, after there is room for them
 LAST_BYTES = 16 << 10  # the size of the last lines, which say how the run ended and are never dropped
 ROOM_BYTES = 64 << 10  # room for the last lines, a note, and the rest of a partly written line
-_AT_ONCE_BYTES = 4096  # what a pipe accepts without blocking when poll reports it as writable
+_AT_ONCE_BYTES = 4096  # how much a pipe accepts without blocking when poll reports it as writable
 _POLL_MS = 100  # the interval between polls while a pipe is full
 _GONE = (errno.EPIPE, errno.EIO)  # the reader has exited, or the terminal is closed
 

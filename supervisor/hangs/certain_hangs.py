@@ -1,8 +1,8 @@
-"""Recognize certain hangs. The supervisor acts on them within seconds, without a time limit. Pure.
+"""Recognize certain hangs, which the supervisor acts on within seconds, without a time limit. Pure.
 
-A hang is certain if a process is stopped, if it waits for locks that no other process can release, if a rank
-that it waits for has exited, if all ranks wait for each other, or if a rank exceeds the limit of its own
-phase.
+A hang is certain if a process is stopped, if it waits for locks that no other process can release, or if a
+rank that it waits for has exited. It is also certain if all ranks wait for each other, or if a rank exceeds
+the limit of its own phase.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank tha
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
-    """Return the verdict that `named` hangs because of `why`; if its number is -1, the whole group hangs."""
+    """Return the verdict that `named` hangs because of `why`; if its rank is -1, the whole group hangs."""
     place = group_reports.place(view, named)
     at = f", in {group_reports.position(view, named)}" if place and named.role == evidence.LOCKED else ""
     ranks = ", ".join(str(each.rank) for each in view.watch.ranks)

@@ -6,9 +6,9 @@ at the same time, and each connection leads from one of them to another. Then no
 bytes, and the ranks wait forever, no matter which collectives they are in.
 
 The clocks of different hosts cannot show that the ranks were at rest at the same time. When inspections show
-all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time when the
-last of them came to rest as its id. A rank whose mark is the same in both inspections was at rest at that
-time.
+all ranks at rest, the supervisor therefore requests another inspection of each, and uses the time at which
+the last of them came to rest as the id of this inspection. A rank whose mark is the same in both inspections
+was at rest at that time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def inspection_id(view: View) -> int:
 
 
 def update_resting(before: tuple[RankAtRest, ...], view: View) -> tuple[RankAtRest, ...]:
-    """Return the ranks that are at rest according to their newest inspections, and since when."""
+    """Return the ranks at rest according to their newest inspections, with the start of each rest."""
     known = {each.rank: each for each in before}
     found: list[RankAtRest] = []
     for report in reports.reports(view):
@@ -79,9 +79,9 @@ def _wait_in_words(inspection: RankInspection) -> str:
 def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
     """Return all ranks and where they wait if it is proven that none will continue; () otherwise.
 
-    When a collective reaches its time limit, it raises an exception that the script may handle. A wait
-    is therefore considered endless only if that limit is more than `horizon_s` away, because the group would
-    be restarted before then anyway.
+    When a collective reaches its time limit, it raises an exception that the script may handle. A wait is
+    therefore considered endless only if that limit is more than `horizon_s` away: before such a limit is
+    reached, the group would be restarted anyway.
     """
     since_ns, rests = _all_resting_since_ns(view), view.watch.rests
     if not since_ns or any(each.asked != since_ns for each in rests):
@@ -91,7 +91,7 @@ def deadlocked_ranks(view: View, horizon_s: float) -> tuple[RankAtRest, ...]:
 
 
 def _all_resting_since_ns(view: View) -> int:
-    """Return when the last rank came to rest, if all ranks wait only for each other; 0 if they do not."""
+    """Return when the last rank came to rest; 0 unless all ranks wait only for each other."""
     rests = view.watch.rests
     if len(rests) < 2 or {each.rank for each in rests} != set(range(view.memory.world_size)):
         return 0

@@ -1,6 +1,6 @@
 """Decide whether a group that completes no steps hangs. Pure.
 
-Elapsed time alone proves nothing, so a stall belongs to one of two classes:
+Elapsed time alone proves nothing, so stalls are divided into two classes:
 
 - A certain hang is acted on immediately (`supervisor.hangs.certain_hangs`). For example, a process is
   stopped, or a rank waits for locks that no other process can release.
@@ -31,7 +31,7 @@ from supervisor.hangs.verdict import StallVerdict
 from supervisor.view import reports
 from supervisor.view.model import SECOND_NS, LateRank, PendingException, Policy, View
 
-EXCEPTION_S = 5.0  # added to the time for `finally` blocks, so that the rank can report the exception itself
+EXCEPTION_S = 5.0  # added to the time for `finally` blocks, to let the rank report the exception itself
 _PAUSES = names_of_kinds(PhaseKind.PAUSE, PhaseKind.COPY)
 _ENDS = names_of_kinds(PhaseKind.END)
 
@@ -97,7 +97,7 @@ def _judge_others(view: View, policy: Policy) -> StallVerdict:
 
 
 def deadline_ns(view: View, policy: Policy) -> int:
-    """Return when the verdict stops waiting for missing inspections."""
+    """Return the time at which the verdict stops waiting for missing inspections."""
     return _inspected_by_ns(view, policy) + 1
 
 
@@ -138,7 +138,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
 
 
 def _ranks_ahead(view: View, rest: list[LateRank]) -> set[int]:
-    """Return the ranks that are ahead of the last rank and only compute or wait, perhaps for a device."""
+    """Return the ranks that are ahead of the rearmost one and only compute or wait, perhaps for a device."""
     inspected = {each.rank for each in reports.all_inspections(view)}
     places = {each.rank: (each.step, each.phase_seq) for each in rest if each.rank in inspected}
     first = min(places.values(), default=(0, 0))

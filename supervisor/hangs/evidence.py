@@ -24,7 +24,7 @@ COMPUTES, CHILDREN, BYTES = "computing", "work of its child processes", "reading
 FILE, NETWORK, SLEEP, CHILD = "a file system", "a network or a pipe", "sleep", "a child process"
 LOCK, COLLECTIVE, UNKNOWN = "a lock", "a collective", "unknown"
 
-_BUSY_SHARE = 0.05  # the share of a core; a thread that only wakes up now and then uses less
+_BUSY_SHARE = 0.05  # as a share of a core; a thread that only wakes up now and then uses less
 _LINE = re.compile(r":\d+\)$")
 _ALL_LOCKS = (
     thread_waits.LOCK,

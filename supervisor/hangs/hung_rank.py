@@ -1,8 +1,8 @@
 """Find the rank that hangs from the ranks' progress pages, processes and stacks at one instant. Pure.
 
 If one rank of a group stops, all others wait for it in a collective. These victims all show the same
-evidence; the culprit is the rank that differs. The criteria apply in order of reliability, each only to ranks
-that the earlier ones could not clear.
+evidence; the culprit is the rank that differs. The criteria are applied in order of reliability, each only to
+the ranks that the earlier criteria could not clear.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.view.model import LateRank, View
 
 _STOPPED = frozenset("T")  # not "t" (traced): the debugger may be Holdfast's own stack reader
 _DEAD = frozenset("ZX")
-_SPIN_S = 0.05  # a rank that uses less CPU time during the inspection does not spin
+_SPIN_S = 0.05  # a rank that uses less CPU time than this during the inspection does not spin
 _SPIN_RATIO = 4.0
 
 _THREAD = re.compile(r'^Thread\s+\S+(?:\s+\([^)]*\))?(?::?\s*"(?P<name>[^"]*)")?')
@@ -213,7 +213,7 @@ def _innermost(stack: str) -> str:
 
 
 def _main_frames(stack: str) -> tuple[tuple[str, str], ...]:
-    """Return (function, file) of each frame of the main thread, innermost first."""
+    """Return the function and file of each frame of the main thread, innermost first."""
     threads = _threads(stack)
     for name, frames in threads:
         if name == "MainThread":

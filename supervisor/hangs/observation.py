@@ -179,7 +179,7 @@ def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> Lat
 
 
 def _learned(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
-    """Return how long a stall without a restart lasted, once for each kind of work seen during it."""
+    """Return the duration of a stall that ended without a restart, for each kind of work seen during it."""
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
     if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
         return watch.passed

@@ -74,7 +74,7 @@ def _at(view: View, rank: int) -> str:
 
 
 def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
-    """Describe which rank holds up the group, and where. If `is_unknown`, describe all candidates."""
+    """Describe which rank holds up the group, and where. If `is_unknown` is true, describe all candidates."""
     if is_unknown or named.rank < 0:
         scattered = _describe_scattered(view)
         if scattered:

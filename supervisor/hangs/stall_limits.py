@@ -1,7 +1,7 @@
 """Compute the time limits for stalls that may be work, counted from the last sign of work. Pure.
 
 A limit grows with each sign of work, with stalls of the same kind that ended without a restart, and with each
-restart at the same place. There is no limit if no rank has been seen waiting for another rank.
+restart at the same place. There is no limit as long as no rank has been seen waiting for another rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _MOST_DOUBLINGS = 10
 
 
 def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict:
-    """Return the verdict if `holding` may be working. The group is restarted when their limit has passed."""
+    """Return the verdict if `holding` may be working.
+
+    The group is restarted when the limit of these ranks has passed.
+    """
     named = hung_rank.name_rank(view, holding)
     begun, stalls, since_ns = (
         all(each.begun for each in holding),
@@ -48,7 +51,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     limit_s *= doublings(times)
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
     act_ns = since_ns + int(limit_s * SECOND_NS)
-    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank work
+    if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank working
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * SECOND_NS))
     detail = f"{why}; {describe_limit(limit_s, times, bool(learned), limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
@@ -131,7 +134,7 @@ def signature(view: View, named: LateRank) -> str:
 
 
 def _apart_until_ns(view: View) -> int:
-    """Return when inspections last showed that no rank waits for another. Limits are counted from then.
+    """Return when inspections last showed that no rank waits for another. Limits are counted from this time.
 
     If the inspections have not shown this for every rank, return the time of the last progress.
     """

@@ -1,4 +1,4 @@
-"""The verdict about a group that completes no steps, and the fault of a rank that hangs. Pure."""
+"""Define the verdict about a group that completes no steps, and the fault of a rank that hangs. Pure."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def _chosen(text: str, present: int) -> int:
 def device_environment(given: Mapping[str, str], present: int | None) -> dict[str, str]:
     """Return the environment variables that let launchers divide the machine's devices among the ranks.
 
-    Devices belong to ranks. A standby has none until it takes over the ranks of a lost member with their
-    devices. Returns an empty mapping if there is no device.
+    Devices belong to ranks. A standby has no devices until it takes over the ranks of a lost member together
+    with their devices. Returns an empty mapping if there is no device.
     """
     if not present:
         return {}

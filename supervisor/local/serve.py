@@ -77,7 +77,7 @@ async def serve(
     await asyncio.wait_for(backend.known.wait(), KEEPER_S)
     job = _make_job(settings, backend, connections, measured)
     jobs.append(job)
-    job.publish()  # so the first query finds a status
+    job.publish()  # to let the first query find a status
     door = Door()
     runner, listening = await _listen(settings, job, connections, door, api)
     services = {
@@ -146,7 +146,10 @@ async def _listen(
 
 
 def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise the exception that ended a service. `Deposed` is only logged, because this process then ends."""
+    """Raise the exception that ended a service.
+
+    `Deposed` is only logged, because this process is about to end.
+    """
     try:
         for task in done:
             task.result()

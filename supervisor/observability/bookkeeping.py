@@ -29,8 +29,8 @@ class Bookkeeping:
     def __init__(self, now_ns: int, held: Mapping[str, Any] | None, *, queues: bool = False) -> None:
         """Continue the ledger `held`, or begin a new one at `now_ns`.
 
-        If `queues`, a system outside Holdfast creates the members, and time without enough of them is booked
-        as queued.
+        If `queues` is true, a system outside Holdfast creates the members, and time without enough members is
+        booked as queued.
         """
         self._queues = queues
         self.ledger = Ledger.restore(held) if held else Ledger(now_ns, Bucket.START)
@@ -69,7 +69,7 @@ class Bookkeeping:
         return step if len(view.memory.placement) > 1 else node_loss.durable_step(view, step)
 
     def _observe_queue(self, view: View) -> None:
-        """Switch to booking time as queued when members are missing, and back when they exist."""
+        """Switch to booking time as queued when members are missing, and back when they exist again."""
         memory, ledger = view.memory, self.ledger
         is_short = sum(each.exists for each in view.members) * memory.nproc < memory.world_size
         if is_short == (ledger.activity is Bucket.QUEUED):
@@ -120,7 +120,10 @@ class Bookkeeping:
         self.ledger.enter(Bucket.CHECKPOINT, max(at_ns, self.ledger.at_ns))
 
     def stopped(self, at_ns: int, incident: OpenIncident | None = None, *, finished: bool = False) -> None:
-        """Book the end of the run, possibly during `incident`. If `finished`, the script has finished."""
+        """Book the end of the run, possibly during `incident`.
+
+        `finished` is true if the script has finished.
+        """
         self._decided(incident)
         self.ledger.enter(Bucket.STOP, max(at_ns, self.ledger.at_ns))
         if finished:

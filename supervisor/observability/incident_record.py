@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
 
-MAX_MESSAGE_CHARS = 4000  # how much of the end of each fault's message is recorded
+MAX_MESSAGE_CHARS = 4000  # how much of each fault's message is recorded, counted from its end
 # The version of the JSON format of status, incidents and checkpoints. Fields may be added but never change.
 SCHEMA = 1
 
@@ -59,7 +59,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
 
 
 def superseded(incident: OpenIncident, by: OpenIncident) -> dict[str, Any]:
-    """Return the record of an incident that was overtaken: `by` began before the first new step."""
+    """Return the record of an overtaken incident: the incident `by` began before the first new step."""
     found = record(incident, None)
     note = f"{incident_id(by.number)} began before the first new step"
     evidence = [*found["evidence"], note]

@@ -1,6 +1,6 @@
 """Divide a run's wall clock time into buckets without gaps or overlap. Pure.
 
-Three facts shape this module:
+This module is shaped by three facts:
 
 - Training time becomes *productive* only when its step is secured, because a fault turns unsecured steps into
   rework.
@@ -8,7 +8,7 @@ Three facts shape this module:
 - The buckets must add up to the clock exactly, so time is counted in whole nanoseconds.
 
 Training time is therefore pending at first. It is recorded per step, and settles into exactly one bucket when
-its step is secured or rolled back. For a script that keeps its own state, it settles when the script is
+its step is secured or rolled back. For a script that keeps its own state, the time settles when the script is
 restarted or finishes. The time of the step in progress is pending too, and gets its step number when the step
 ends.
 """
@@ -79,7 +79,7 @@ class Ledger:
         self._hour, self._day = Window(60 * SECOND_NS, 60), Window(900 * SECOND_NS, 96)
 
     def enter(self, activity: Bucket, at_ns: int) -> None:
-        """Begin `activity` at `at_ns`. Time from then on is booked to it."""
+        """Begin `activity` at `at_ns`. From then on, time is booked to this activity."""
         _allowed(activity)
         self.advance(at_ns)
         if activity is not self._activity:
@@ -140,7 +140,7 @@ class Ledger:
         self._pending.append(_Trained(known + 1, step, took_ns))
 
     def secured(self, step: int) -> None:
-        """Settle the time of steps <= `step` as productive, because no single fault can lose them now."""
+        """Settle the time of steps <= `step` as productive, because no single fault can undo them now."""
         if self._secured_step is None or step > self._secured_step:
             self._secured_step = step
         self._settle(step, Bucket.PRODUCTIVE, keep_newer=True)
@@ -161,7 +161,7 @@ class Ledger:
         self._secured_step = None
 
     def finished(self, at_ns: int) -> None:
-        """Settle the pending time as productive, because no fault can lose the result of a finished run."""
+        """Settle the pending time as productive, because no fault can undo the result of a finished run."""
         self.advance(at_ns)
         self._settle_all(Bucket.PRODUCTIVE)
 
@@ -206,10 +206,10 @@ class Ledger:
         return dict(self._settled)
 
     def ettr(self, still_ns: int = 0) -> float | None:
-        """Return the effective training time ratio (ETTR) of the run. Pending time counts as good.
+        """Return the effective training time ratio (ETTR) of the run. Pending time is treated as good.
 
         Returns None if it is unknown how much work was repeated. The last `still_ns` of the step in progress
-        do not count as good, because a rank without progress may be hanging.
+        are not counted as good, because a rank without progress may be hanging.
         """
         if self._settled[Bucket.UNKNOWN]:
             return None
@@ -300,7 +300,10 @@ class Ledger:
         self._pending, self._pending_ns, self._tail_ns = [], 0, 0
 
     def _merge(self) -> None:
-        """Merge the older half of the entries in pairs. Recent steps may be rolled back and stay exact."""
+        """Merge the older half of the entries in pairs.
+
+        Recent steps stay exact, because they may be rolled back.
+        """
         half = MAX_PENDING // 4 * 2
         older, newer = self._pending[:half], self._pending[half:]
         self._pending = [
@@ -342,7 +345,7 @@ class Window:
             self._samples.append((edge_ns, good_ns + (edge_ns - at_ns if grows else 0)))
 
     def share(self, width_ns: int, at_ns: int, good_ns: int) -> float:
-        """Return the good share of the `width_ns` before `at_ns`, as far as samples cover that time."""
+        """Return the good share of the `width_ns` before `at_ns`, limited to the time that samples cover."""
         if not self._samples:
             return 0.0
         start_ns = max(at_ns - width_ns, self._samples[0][0])

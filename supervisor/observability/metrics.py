@@ -43,7 +43,7 @@ METRICS = (
         "Wall clock time of the run by bucket; each second is in exactly one.",
         ("bucket",),
     ),
-    MetricSpec(Counter, "holdfast_incidents", "Incidents that are over, by kind of fault.", ("kind",)),
+    MetricSpec(Counter, "holdfast_incidents", "Incidents that have ended, by kind of fault.", ("kind",)),
     MetricSpec(
         Histogram,
         "holdfast_recovery_duration_seconds",
@@ -115,7 +115,7 @@ class Metrics:
         self._hidden: set[str] = set()  # the names of gauges without a value
         for name in (*_SINGLE_VALUES, "checkpoint_step"):
             self._show(name, None)
-        for bucket in Bucket:  # zeros from the start, or rate() would miss the first event
+        for bucket in Bucket:  # start at 0, because rate() would otherwise miss the first event
             self._counters["run_seconds"].labels(bucket.value)
         for kind in FAULT_KINDS:
             self._counters["incidents"].labels(kind)
@@ -167,7 +167,7 @@ class Metrics:
             gauge.set(value)
 
     def incident(self, record: Mapping[str, Any]) -> None:
-        """Count an incident that is over. Safe to repeat, because each incident is counted only once."""
+        """Count an incident that has ended. Safe to repeat, because each incident is counted only once."""
         if record["id"] in self._counted:
             return
         self._counted.add(record["id"])

@@ -35,7 +35,7 @@ from supervisor.view.model import (
 from supervisor.view.slow_ranks import SlowRank
 from supervisor.wording import count
 
-STALLED_STEPS = 3.0  # no rate is shown after this many usual step times without a step
+STALLED_STEPS = 3.0  # if no step ends for this many usual step times, no rate is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StatusContext:
     """The inputs of a status in addition to the view and the accounts."""
 
     run: str  # name of the run's directory
-    updated_s: float  # the wall clock, for users
+    updated_s: float  # the wall clock time that users see
     supervisor_pid: int
     policy: Policy = field(default_factory=Policy)  # the limits for a group without steps
     last_incident: Mapping[str, Any] | None = None
@@ -137,7 +137,10 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(ledger: Ledger, still_ns: int) -> dict[str, Any]:
-    """Return how the time was spent. The last `still_ns`, without a step, do not count as training."""
+    """Return how the time was spent.
+
+    The last `still_ns`, in which no step ended, are not counted as training.
+    """
     return {
         "ettr": _rounded(ledger.ettr(still_ns)),
         "ettr_hour": _rounded(ledger.ettr_over(3600.0, ledger.at_ns, still_ns)),
@@ -220,7 +223,7 @@ def _awaited(view: View, policy: Policy) -> str:
 
 
 def _is_unreadable(view: View, policy: Policy) -> bool:
-    """True if reading storage has failed, not if it has not begun yet.
+    """True if reading storage has failed; False if it has not begun yet.
 
     On a cluster, the members read storage, so storage is unread whenever no member reports.
     """

@@ -1,4 +1,4 @@
-"""Say whether the members have their warm processes, and why not. Pure."""
+"""Find out whether the members have their warm processes, and if not, why. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def problem_of(view: View, member: MemberView) -> WarmPoolProblem | None:
         return None
     if not members.is_controllable(member):
         return None
-    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # a single killed process proves nothing
+    least = 1 if ending.signal is None else MAX_WARM_FAILURES  # one killed process alone proves nothing
     if launcher.warm_failures < least or len(launcher.parked) >= view.memory.nproc:
         return None
     where = place(ending.message) if ending.fail == "exception" else ""

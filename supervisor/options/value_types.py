@@ -1,7 +1,7 @@
 """The types of the values of options, arguments and annotations.
 
-Each type parses a text and says what it accepts. Help and error messages share the text about the accepted
-values. Pure.
+Each type parses a text and describes the values that it accepts. Help and error messages share this
+description. Pure.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ def young(cost_s: float, between_s: float) -> float:
     """Return the interval between checkpoints that costs the least training time.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974.
-    Checkpoints every T cost `cost_s` / T of the time, and a loss costs T / 2 of training. Daly's refinement
-    (FGCS 22(3), 2006) differs only if a checkpoint costs much of the time between two losses.
+    Checkpoints at intervals of T cost `cost_s` / T of the time, and each loss costs T / 2 of training. Daly's
+    refinement (FGCS 22(3), 2006) gives a different result only if a checkpoint costs much of the time between
+    two losses.
     """
     return math.sqrt(2.0 * cost_s * between_s)
 
@@ -64,9 +65,9 @@ def checkpoints(inputs: SizingInputs) -> CheckpointPlan:
 def outlook(inputs: SizingInputs, standbys: int) -> Outlook:
     """Return what to expect with `standbys`.
 
-    All terms are first computed per second of training, because faults occur only while the job trains. They
-    are the part of this second that is overhead or has to be repeated, and the additional time for which the
-    job is stopped.
+    All terms are first computed per second of training, because faults occur only while the job trains. The
+    terms are the part of this second that is overhead or has to be repeated, and the additional time for
+    which the job is stopped.
     """
     plan = checkpoints(inputs)
     missing = erlang_b(standbys, inputs.offered)

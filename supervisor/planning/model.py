@@ -83,7 +83,7 @@ class CheckpointPlan:
         write_s: The time to write a checkpoint, which is the shortest possible interval.
         cost_s: The training time that a checkpoint costs.
         all_copies_s: The mean time between losses of all copies of the state in memory.
-        without_copies_s: The interval that the job would need if its only copies were its checkpoints.
+        without_copies_s: The interval that the job would need if it had no copies other than its checkpoints.
     """
 
     interval_s: float

@@ -9,7 +9,7 @@ from supervisor.planning.formulas import checkpoints, outlook, ready
 from supervisor.planning.model import SizingInputs, SizingPlan, Variation
 
 _ENOUGH = 0.99
-MOST = 1000  # standbys; if more were needed, nodes would be lost faster than any pool can replace them
+MOST = 1000  # standbys; if more were needed, nodes would be lost faster than any pool could replace them
 
 
 def plan(inputs: SizingInputs, least_rows: int = 0) -> SizingPlan:

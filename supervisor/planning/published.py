@@ -31,8 +31,8 @@ BANDWIDTH_PER_GPU = LLAMA_3_BANDWIDTH_PER_GPU
 DETECTION_S = 5.0
 RECOVERY_S = 2.0
 
-# Assumptions, because we know of no published figures. Alibaba's C4 (arXiv 2406.04594) reports only that
-# finding a faulty node takes hours to days.
+# These are assumptions, because we know of no published figures. Alibaba's C4 (arXiv 2406.04594) reports only
+# that finding a faulty node takes hours to days.
 REPAIR_S = 2 * DAY_S
 STEP_S = 6.0
 CHECKPOINT_SLOWDOWN = 0.1  # the share of the training speed that is lost while a checkpoint is written

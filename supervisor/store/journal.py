@@ -2,10 +2,10 @@
 
 A decision is written before it is carried out, but does not wait long for the disk
 (`supervisor.controller.journal_writer`). A line is complete if it ends with a newline. Bytes after the last
-newline come from a write that a kill or a full disk cut short, and are ignored.
+newline are ignored, because they come from a write that a kill or a full disk cut short.
 
-A complete line is unreadable if it is damaged or from a later version. The supervisor skips such a line,
-falls back to the previous one, and still starts. Fields that a later version added are ignored.
+A complete line is unreadable if it is damaged or from a later version. The supervisor skips such a line and
+starts from the previous one. Fields that a later version added are ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class LastEntry:
 
 
 class Journal:
-    """Appends lines. Only the supervisor that holds `lead` can write, so there is one writer at a time."""
+    """Appends lines.
+
+    Only the supervisor that holds `lead` can write, so there is only one writer at a time.
+    """
 
     def __init__(self, path: Path, lead: Lead | None = None) -> None:
         """Open or create the journal, and remove an incomplete last line.
@@ -110,7 +113,7 @@ class Journal:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._open()
         found = os.fstat(self._descriptor)
-        if not found.st_nlink:  # the file was removed, so no reader could find its lines
+        if not found.st_nlink:  # the file was removed, so readers could no longer find its lines
             self._restore_name()
         if found.st_size != self._size:
             os.ftruncate(self._descriptor, self._size)

@@ -1,4 +1,4 @@
-"""Read JSON files, and replace them atomically, so that other processes can read them at any time.
+"""Read JSON files, and replace them atomically to let other processes read them at any time.
 
 Only the owner of a file can read it, because command lines and tracebacks may include secrets.
 """
@@ -18,7 +18,7 @@ MAX_BYTES = 16 << 20  # a larger file was not written by Holdfast
 
 
 def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
-    """Replace a file atomically. If `sync`, the new file also survives a power loss.
+    """Replace a file atomically. If `sync` is true, the new file also survives a power loss.
 
     Raises:
         OSError: The file could not be written. The old one is unchanged.

@@ -15,7 +15,7 @@ _COMPRESSED = "zlib:"
 
 
 class UnreadableText(ValueError):
-    """The text cannot be read. The message says why."""
+    """The text cannot be read. The exception's message says why."""
 
 
 def pack(value: Any, plain_bytes: int) -> str:

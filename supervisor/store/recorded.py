@@ -1,7 +1,7 @@
 """Convert decisions and their views to JSON. Only recorded fields are included.
 
-A field marked with `codec.added` is left out if it has its default value. The lines of runs that do not need
-the field therefore stay the same as in earlier versions.
+A field marked with `codec.added` is left out if it has its default value. If a run does not need the field,
+its lines therefore stay the same as in earlier versions.
 """
 
 from __future__ import annotations

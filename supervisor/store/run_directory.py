@@ -21,8 +21,8 @@ FORMAT = 1
 RUNS = "holdfast-runs"  # the folder in the working directory for runs without `--run-dir`
 LATEST = "latest"
 STATUS_BEFORE = "status-before.json"
-PROBE_BYTES = 16 << 10  # larger than most statuses
-LOCK_S = 0.25  # how long to wait for the lock; a process that only tests it holds it for an instant
+PROBE_BYTES = 16 << 10  # the size of a probe, which is larger than most statuses
+LOCK_S = 0.25  # how long to wait for the lock; a process that only tests the lock holds it for an instant
 _PAUSE_S = 0.01
 _TOKEN_BYTES = 32
 
@@ -34,7 +34,7 @@ class RunDir:
         self.path = path
         # Set when opened for a run: the last status of the newest earlier run here that completed a step.
         self.before: dict[str, Any] | None = None
-        self._lock = -1  # the descriptor that holds the lock, if this process opened the directory for a run
+        self._lock = -1  # the lock's descriptor, if this process has opened the directory for a run
 
     @property
     def journal(self) -> Path:
@@ -306,7 +306,7 @@ def _set_aside(path: Path) -> dict[str, Any] | None:
     if found is not None:
         os.replace(last, kept)
         return found
-    last.unlink(missing_ok=True)  # a status that cannot be read
+    last.unlink(missing_ok=True)  # the status cannot be read
     return json_file.read(kept)
 
 

@@ -1,8 +1,10 @@
-"""Leadership of a run. The supervisor with the highest epoch leads, and each successor takes a higher one.
+"""Manage the leadership of a run.
+
+The supervisor with the highest epoch leads, and each successor takes a higher one.
 
 Members obey the highest epoch that they have received. A supervisor writes to the run directory only while it
-holds the lock of the epoch file and that file contains no higher number. A supervisor that is suspended,
-replaced and later resumed therefore ends without overwriting its successor's lines.
+holds the lock of the epoch file and that file contains no higher number. If a supervisor is suspended,
+replaced and later resumed, it therefore ends without overwriting its successor's lines.
 """
 
 from __future__ import annotations
@@ -94,8 +96,7 @@ class Blocked(OSError):
 def _higher(path: Path, known: int, own: int) -> int:
     """Return an unused epoch above `known`. Raises `Deposed` if the file contains an epoch above `own`.
 
-    If the file cannot be written, supervision continues. Only the members and the journal then know the
-    epoch.
+    If the file cannot be written, supervision continues, and only the members and the journal know the epoch.
     """
     try:
         return _count_up(path, known, own)
@@ -114,8 +115,8 @@ def _count_up(path: Path, known: int, own: int) -> int:
         if found > own:
             raise Deposed(own, found)
         epoch = max(found, known) + 1
-        # Not synced, because hung storage must not keep the next supervisor from starting. The deposed
-        # supervisor sees the number anyway, and after a power loss, the journal has the epoch of each
+        # The file is not synced, because hung storage must not prevent the next supervisor from starting. The
+        # deposed supervisor sees the number anyway, and after a power loss, the journal has the epoch of each
         # decision.
         os.pwrite(descriptor, b"%0*d\n" % (_DIGITS, epoch), 0)
     finally:
@@ -135,7 +136,10 @@ def _newest(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor. If the file cannot be opened, return -1, and only the members know the leader."""
+    """Return a descriptor, or -1 if the file cannot be opened.
+
+    In that case, only the members know the leader.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

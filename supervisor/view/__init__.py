@@ -1,1 +1,1 @@
-"""What the supervisor knows about a job at one instant, and which faults that reveals. Pure."""
+"""Represent what the supervisor knows about a job at one instant, and find the faults in it. Pure."""

@@ -2,8 +2,8 @@
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
 from the state of that step does not repeat its tail. A tail usually takes microseconds. If it takes longer,
-survivors get time to finish it before their processes are ended. To repeat a tail that was cut off, the group
-resumes from an earlier step. If there is no earlier state, the tail is reported as missed.
+survivors get time to finish it before their processes are ended. If a tail was cut off, the group resumes
+from an earlier step to repeat it. If there is no earlier state, the tail is reported as missed.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
 could resume from its state. No rank can commit a step before all ranks have contributed to the backward pass,
@@ -42,8 +42,9 @@ _MAX_LISTED = 3  # how many places of cut-off work one line lists
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
     """Return a bounded wait for survivors that are working outside a step; None if there are none.
 
-    Such a rank is not blocked in a collective with a dead rank. If it enters a collective, it fails, and the
-    wait ends. While the run is stopping, the wait is at most `--grace`, the time that its ranks have to end.
+    Such a rank is not blocked in a collective with a dead rank. If it enters a collective, it fails, which
+    ends the wait. While the run is stopping, the wait is at most `--grace`, which is the time that ranks have
+    to exit.
     """
     limits_s = {
         rank.rank: max(policy.tail_s, min(_pause_left_s(at), MAX_PAUSE_WAIT_S))
@@ -141,7 +142,7 @@ def _hung(view: View) -> frozenset[int]:
     same = incident is not None and incident.generation == view.memory.generation
     blamed = {fault.rank for fault in (incident.faults if incident and same else ()) if fault.kind == "hang"}
     stalls = [each for report in reports.reports(view) for each in reports.stalls(view, report)]
-    unknown = -1 in blamed  # the evidence does not show which of the stalled ranks hangs
+    unknown = -1 in blamed  # the evidence does not show which stalled rank hangs
     return frozenset(blamed | {each.rank for each in stalls if each.limited or unknown})
 
 
@@ -163,7 +164,8 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
-        # If others are past the step that a lost member last reported, that member had passed the step too.
+        # If other ranks are past the step that a lost member last reported, that member had passed the step
+        # too.
         declared = at.tail_declared and (members.is_reporting(member) or at.step == ahead)
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):

@@ -19,8 +19,8 @@ from supervisor.fault_kinds import FaultName
 SYSTEM_EXIT = "system_exit"
 SIGABRT = 6  # raised by a C++ program that does not catch an exception
 
-_LAST_WORDS_CHARS = 300  # how much of the line that names an exception is quoted
-_EXIT_MESSAGE_BYTES = 1000  # how much of the text passed to `sys.exit` is quoted
+_LAST_WORDS_CHARS = 300  # the maximum length of a quoted line that names an exception
+_EXIT_MESSAGE_BYTES = 1000  # the maximum length of the quoted text that was passed to `sys.exit`
 _NAMES = (  # signal(7), on x86 and ARM
     "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT"
     " STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
@@ -50,7 +50,10 @@ def is_victim(ending: Ending) -> bool:
 
 
 def signature(ending: Ending) -> str:
-    """Return text that is the same whenever this failure recurs. It contains no PIDs, times or addresses."""
+    """Return a text that is the same whenever this failure recurs.
+
+    It contains no PIDs, times or addresses.
+    """
     if ending.signal is not None:
         return OUT_OF_MEMORY if is_out_of_memory(ending) else f"signal {ending.signal}"
     if ending.fail == SYSTEM_EXIT:

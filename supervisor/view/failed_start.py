@@ -1,9 +1,9 @@
 """Undo what the start of a generation changed if the generation fails before its first step. Pure.
 
 Resuming from an older state makes all newer states void. This must not take effect before the group has
-completed a step from the older state, because if that state is damaged or its holder dies, a newer state may
-be all that remains. The reason for going back remains valid: a bad number limits the usable states as before,
-and work that was cut off is either repeated or reported.
+completed a step from the older state. If that state is damaged or its holder dies, a newer state may be the
+only one left. The reason for going back still applies: a bad number limits the usable states as before, and
+work that was cut off is either repeated or reported.
 """
 
 from __future__ import annotations

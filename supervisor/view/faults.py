@@ -1,4 +1,7 @@
-"""Find the faults in a view: which ranks and members failed, how they failed, and which are victims. Pure."""
+"""Find the faults in a view: which ranks and members failed, how they failed, and which are only victims.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from supervisor.view.model import Fault, MemberView, Policy, View
 _MESSAGES_BYTES = 1 << 20
 _MIN_MESSAGE_BYTES = 256
 
-# Signatures of restores that failed for a reason that casts no doubt on the state, so it stays usable.
+# Signatures of restores that failed for a reason that casts no doubt on the state. The state stays usable.
 OTHER_RESTORE = "restore"
 VOLUME = "restore: the memory volume"  # the volume was full; the run ends after a few more attempts
 
@@ -79,7 +82,7 @@ def of_incident(view: View, policy: Policy) -> tuple[Fault, ...]:
 
 
 def first_silent_member(view: View) -> Fault | None:
-    """Return the loss of the first member with ranks that does not report, even if it may come back."""
+    """Return the loss of the first silent member with ranks, even if the member may come back."""
     for position, name in enumerate(view.memory.placement):
         member = view.member(name)
         if member is None or not members.is_reporting(member):
@@ -90,7 +93,7 @@ def first_silent_member(view: View) -> Fault | None:
 def _lost(view: View, position: int, name: str, member: MemberView | None) -> Fault:
     gone = member is None or not member.exists
     why = "its processes are gone" if gone else "it has stopped reporting"
-    # A new leader starts to count the silence of its members later.
+    # A new leader starts to measure the silence of its members later.
     awaited_s = member.awaited_s if member is not None and member.silent_s <= 0 else 0.0
     if not gone and awaited_s:
         why = f"it has not reported to the new supervisor within {awaited_s:.1f} s"
@@ -113,7 +116,7 @@ def _lost(view: View, position: int, name: str, member: MemberView | None) -> Fa
 def _unresponsive(view: View, position: int, member: MemberView) -> Fault:
     """Return the loss of a member whose launcher does not respond.
 
-    The fault begins now, because the ranks have trained until now and end together with the member.
+    The fault begins now, because the ranks have trained until now and are ended together with the member.
     """
     gone = _lost(view, position, member.name, None)
     return replace(gone, detail=f"member {member.name} is lost: {members.unresponsive_launcher(member)}")
@@ -159,7 +162,7 @@ def _restarted(view: View, position: int, name: str) -> Fault:
 def _unprepared(view: View, name: str, why: str, other: str = "") -> Fault:
     """Return the fault of a member that cannot prepare the state.
 
-    If the cause casts no doubt on the state, `other` is its signature; otherwise "".
+    If the cause casts no doubt on the state, `other` is its signature; otherwise, `other` is "".
     """
     launch = view.memory.launch
     wanted = launch.restore if launch and not other else None

@@ -34,7 +34,7 @@ class ClockOffset:
             state = ClockOffset(self.ns, difference_ns, self.least_ns, now_ns)
         elif difference_ns < self.least_ns:
             state = replace(self, least_ns=difference_ns)
-        else:  # the usual case: making an equal object would take a twentieth of the time that a report takes
+        else:  # the usual case; creating an equal object would take 5% of a report's time
             state = self
         assert state.least_ns is not None
         best_ns = state.least_ns if state.before_ns is None else min(state.least_ns, state.before_ns)

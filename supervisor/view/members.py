@@ -3,10 +3,10 @@
 A member whose connection is silent is considered lost after `--member-timeout`. On a cluster, three
 observations change this time:
 
-- If other members complete steps, the silent member must be taking part in them. The time therefore starts at
-  the last step. Ranks that do not wait for each other could hide a lost member forever, so the member is lost
-  after `TIMEOUTS` timeouts in any case.
-- If the member's host no longer answers, and its ranks hold up the others, the host is lost. See
+- If other members complete steps, the silent member must be taking part in them, so the time starts at the
+  last step. If the ranks do not wait for each other, this could hide a lost member forever. A silent member
+  is therefore considered lost after `TIMEOUTS` timeouts in any case.
+- If the member's host no longer answers, and its ranks hold up the others, the host is considered lost. See
   `_lost_host_in_s`.
 - If the group has stopped and a standby is ready, the standby replaces a member whose connection is closed,
   or that does not connect to a new leader as the others do. See `_replaced_in_s`.
@@ -22,7 +22,7 @@ from supervisor.identity_cache import by_identity
 from supervisor.view.model import SECOND_NS, MemberView, Policy, View
 
 QUIET_S = 1.5  # a member reports every half second, and immediately on request
-MUTE_S = 2.5  # a sidecar this silent is replaced; the new one has time to report before the member is lost
+MUTE_S = 2.5  # a sidecar this silent is replaced, so that a new one can report before the member is lost
 # A host is considered lost this long after the last sign of life: a report of its own, or a step of the other
 # members, which report the step up to half a second after the power loss. The loss is therefore noticed
 # within 5 s.
@@ -31,7 +31,7 @@ UNANSWERED_S = 2.0  # two probes in a row, because a single packet can be lost
 CLOSED_S = 3.0  # after this time without its sidecar, a member of a stopped group is replaced by a standby
 SLOWEST = 2  # see `_connects_in_s`
 TIMEOUTS = 10  # a silent member of a group that completes steps is lost after this many timeouts
-RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, another one would not help
+RENEW_AGAIN_S = 60.0  # if a new sidecar falls silent within this time, replacing it would not help
 
 
 def is_reporting(member: MemberView) -> bool:
@@ -60,8 +60,8 @@ def is_controllable(member: MemberView) -> bool:
 def unresponsive_launcher(member: MemberView) -> str:
     """Return why a member's launcher does not respond; "" if it responds.
 
-    Such a member may still report, its ranks continue to train, and its snapshots can be read. But no process
-    can stop its ranks or start others.
+    Such a member may still report, its ranks continue to train, and its snapshots can be read. However, no
+    process can stop its ranks or start others.
     """
     return member.report.launcher_silent if member.report is not None else ""
 
@@ -88,7 +88,7 @@ def timeout_left_s(view: View, member: MemberView, policy: Policy) -> float:
 
 
 def _return_left_s(view: View, member: MemberView, policy: Policy) -> float:
-    """Return for how many more seconds a member may come back, even if a standby could replace it."""
+    """Return how many more seconds a member has to come back, even if a standby could replace it."""
     if not member.exists:
         return 0.0
     has_ranks = member.name in view.memory.positions
@@ -118,8 +118,8 @@ def _is_silent(member: MemberView) -> bool:
 def _lifeless_s(view: View, member: MemberView) -> float:
     """Return the time since the last sign of life of a silent member: its report, or a step of the group.
 
-    A new leader starts to count the silence of its members later, to give them time to connect. If a member's
-    host does not answer, the member cannot connect, so the time without answers counts as silence.
+    A new leader starts to measure the silence of its members later, to give them time to connect. If a
+    member's host does not answer, the member cannot connect, so the time without answers counts as silence.
     """
     silent_s = member.silent_s
     if member.report is None and member.unanswered_s:
@@ -134,8 +134,8 @@ def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:
     The evidence has three parts, because each part alone can have other causes:
 
     - The host does not answer. The cause can also be the network between the host and the supervisor.
-    - Ranks of a member that reports are late, unless there is no step that they could complete. If only the
-      supervisor could not reach the host, they would be on time.
+    - Ranks of a member that reports are late. If only the supervisor could not reach the host, they would be
+      on time. This part is not required if there is no step that they could complete.
     - Most members of the group report. If they do not, the supervisor itself may be cut off.
     """
     if not member.unanswered_s:
@@ -169,7 +169,7 @@ def _replaced_in_s(view: View, member: MemberView, policy: Policy, lifeless_s: f
 
 
 def _connects_in_s(view: View, member: MemberView) -> float:
-    """Return in how many seconds a member should have reported to a new leader, given when the others did.
+    """Return within how many seconds a member should report to a new leader, given when the others reported.
 
     After the slowest of them has reported, the member gets `SLOWEST` times as long again, and at least
     `CLOSED_S`. A leader of thousands of members needs tens of seconds to accept all of their connections.
@@ -180,7 +180,7 @@ def _connects_in_s(view: View, member: MemberView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """What the reports of the members with ranks show about the silent ones."""
+    """What the reports of members with ranks show about the members that are silent."""
 
     reporting: int  # how many report
     unusable: int  # how many do not report, are about to end, or cannot be controlled
@@ -240,8 +240,8 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 
     Each deadline is `patience_s` after the member was last known to be well. A sidecar that restarts late in
     a long recovery therefore has as much time as one that restarts early. Members that have been silent for
-    `--member-timeout` are lost and are not included. One that only a standby replaces early is included,
-    because the newest state may be in its memory.
+    `--member-timeout` are lost and are not included. A member that is replaced early only because a standby
+    is ready is included, because the newest state may be in its memory.
     """
     return {
         member.name: max(view.memory.since_ns, member.heard_ns, member.well_ns) + int(patience_s * SECOND_NS)
@@ -254,9 +254,9 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
 
 
 def awaited_s(member: MemberView) -> float:
-    """Return for how long a member that has not reported to this supervisor has been expected to.
+    """Return how long the supervisor has waited for a member that has not reported to it.
 
-    On a cluster, its silence begins later, because the members need time to find a new supervisor.
+    On a cluster, the wait begins later, because members need time to find a new supervisor.
     """
     return max(member.silent_s, member.awaited_s)
 

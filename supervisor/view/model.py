@@ -5,8 +5,8 @@ current reports. Both are immutable, so a decision can be repeated from its line
 
 The journal omits the `UNRECORDED` fields (`holdfast.journal_fields`). Some of them hold a part of a sentence
 that another field contains in full: displays use the part instead of parsing the sentence, and show the whole
-sentence if the part is missing (docs/adr/0013). The others are times for an incident's timeline, or are used
-only on a cluster, which has no journal.
+sentence if the part is missing (docs/adr/0013). The other fields are times for an incident's timeline, or are
+used only on a cluster, where there is no journal.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fault:
     doubtful: bool = False  # the fault of another rank may have caused this bad input
     # the part of a hang's `detail` that follows "rank 1 hangs: "
     hung: str = field(default="", compare=False, metadata=UNRECORDED)
-    # for a member that is cut off: those that do not reach it, and that it does not reach
+    # for a member that is cut off: the peers that do not reach it, and that it does not reach
     peers: tuple[str, ...] = field(default=(), metadata=added())
 
 
@@ -225,7 +225,7 @@ class OpenIncident:
     preserved: int = field(default=0, compare=False, metadata=UNRECORDED)
     # when all survivors had reported that their state is secured, which can be long before the next decision
     survived_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
-    # when there were enough members again, if the group waited for another one to connect; 0 if it did not
+    # when there were enough members again, if the group waited for one to connect; 0 if it did not wait
     manned_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
     # the number of ranks before and after the incident, if it changed; () if it did not
     resized: tuple[int, ...] = field(default=(), metadata=added())
@@ -268,16 +268,14 @@ class JobState:
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
     seen: int = 0  # the newest generation that storage or a member reports, if newer than `generation`
-    saved: int = -1  # the newest step that is not void and was on storage
+    saved: int = -1  # the newest step that was on storage and is not void
     held: int = -1  # the newest step that the group has passed and whose snapshot a member held
-    reached: int = -1  # the most steps that any rank of the current generation has completed; -1: unknown
+    reached: int = -1  # the most steps that any rank of the current generation has completed; -1 if unknown
     equal: tuple[int, ...] = ()  # the last steps where the replicas matched on all members
     void: tuple[VoidStep, ...] = ()  # oldest first
     unbegun: PendingStart | None = None  # set until the current generation completes a step
     finished: bool = False  # the script ran to its end, and the state to save is its last one
-    end: End | None = (
-        None  # an end that no user requested; it is carried out after the state, if any, is saved
-    )
+    end: End | None = None  # an end that no user requested; the run ends after any state has been saved
     # the members without ranks that existed when the run's end was decided, and were ordered to end too; used
     # only on a cluster, where the Supervision contains them
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
@@ -294,8 +292,8 @@ class JobState:
     joined: tuple[str, ...] = field(default=(), metadata=added())
     # members that failed when they joined and have not joined again since
     dropped: tuple[str, ...] = field(default=(), metadata=added())
-    # On a cluster: the members that got ranks after the first start, until the group completes a step. No
-    # peer may ever have reached them.
+    # On a cluster: the members that got ranks after the first start, until the group completes a step.
+    # Perhaps no peer has ever reached them.
     untried: tuple[str, ...] = field(default=(), metadata=added())
 
     @property
@@ -320,9 +318,11 @@ class Departure:
 
     why: str
     ends_ns: int = 0  # the latest time at which the member ends; 0: unknown
-    # Its processes have already been asked to end. Without a standby, it is therefore considered lost.
+    # Its processes have already been asked to end. If there is no standby, the member is therefore considered
+    # lost.
     has_begun: bool = False
-    # Its node is only suspected to be faulty. Without ranks, the member can still get ranks as a last resort.
+    # Its node is only suspected to be faulty. If the member has no ranks, it can still get some as a last
+    # resort.
     may_stay: bool = False
 
 
@@ -341,17 +341,17 @@ class MemberView:
     is_listed: bool = field(default=False, metadata=UNRECORDED)
     # On a cluster: when the supervisor last received a new step of one of its ranks; 0 for never
     stepped_ns: int = field(default=0, metadata=UNRECORDED)
-    # On a cluster: for how long its host, which answered probes before, has answered none; 0.0 if it answers,
-    # or if nothing is known
+    # On a cluster: how long its host has not answered probes, although it answered earlier ones; 0.0 if it
+    # answers, or if nothing is known
     unanswered_s: float = field(default=0.0, metadata=UNRECORDED)
-    # On a cluster: for how long this supervisor has waited for its first report; 0.0 after it has arrived
+    # On a cluster: how long this supervisor has waited for its first report; 0.0 after it has arrived
     awaited_s: float = field(default=0.0, metadata=UNRECORDED)
     # set if the member is about to end; used only on a cluster
     departure: Departure | None = field(default=None, metadata=UNRECORDED)
     rack: str = field(default="", metadata=UNRECORDED)  # of its node; "" if it is unknown
     # when it last reported again after its connection had ended; 0 if that has not happened
     back_ns: int = field(default=0, metadata=added())
-    # since when its reports have named each of the neighbours that it does not reach, by URL
+    # the time since which its reports have named each unreached neighbour, by URL
     unreached_ns: tuple[tuple[str, int], ...] = field(default=(), metadata=UNRECORDED)
 
 
@@ -439,7 +439,7 @@ class RankAtRest:
     look: int  # number of the newest inspection
     asked: int  # the `inspection_id` in the request for it; the field's name is in the journal
     heard_ns: int  # when the supervisor received that inspection
-    rests_s: float  # for this long after that inspection, none of the rank's waits can time out
+    rests_s: float  # how long after that inspection none of the rank's waits can time out
     ends: int  # checksum of its connections; the XOR over all ranks is 0 if they wait only for each other
     place: str  # where it waits, for example "barrier, called by evaluate (train.py:42)"
 
@@ -463,7 +463,7 @@ class StallWatch:
     passed: tuple[LearnedStall, ...] = ()
     hints: tuple[PendingException, ...] = ()
     rests: tuple[RankAtRest, ...] = ()  # all ranks at rest, even if not late; () while no rank is late
-    untold_ns: int = 0  # when a member's report on its ranks was first found missing; 0 if none is missing
+    untold_ns: int = 0  # when a member's report about its ranks was first found missing; 0 if none is missing
 
     @property
     def since_ns(self) -> int:
@@ -481,7 +481,7 @@ class View:
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
-    # True if the newest decision could not be recorded, so the next supervisor would not know it
+    # True if the newest decision could not be recorded, so that the next supervisor would not know it
     unrecorded: bool = field(default=False, metadata=added())
 
     def member(self, name: str) -> MemberView | None:
@@ -532,7 +532,8 @@ class Policy:
     members_created_externally: bool = field(default=False, metadata=UNRECORDED)
     # False: a checkpoint would be lost with the pod that wrote it, so none is written or announced
     has_storage: bool = field(default=True, metadata=UNRECORDED)
-    # without a standby for a lost member, the group continues with at least this many members; 0: it waits
+    # if no standby can replace a lost member, the group continues with at least this many members; 0: it
+    # waits
     min_members: int = field(default=0, metadata=added())
 
 

@@ -1,10 +1,10 @@
 """Detect silent data corruption by comparing the state's replicas, which must stay identical. Pure.
 
 The ranks of a DDP group compute bitwise identical parameters and optimizer state from the same sums. Each
-member seals its snapshots, that is, it computes their checksums. It seals steps that are multiples of a power
-of two, so that all members seal the same steps. If the seals of a step differ, the members outside the
-majority are corrupt. A majority is more than half of the whole group, so in a group of two members, neither
-can be blamed.
+member seals its snapshots, that is, it computes their checksums. To make all members seal the same steps,
+only steps that are multiples of a power of two are sealed. If the seals of a step differ, the members outside
+the majority are corrupt. A majority is more than half of the whole group, so in a group of two members,
+neither can be blamed.
 
 The protected state of a script may differ from rank to rank by design. Members are therefore blamed only if
 the replicas have matched on all members at `AGREED` earlier steps. If the replicas still differ after
@@ -20,8 +20,8 @@ from typing import Final
 from supervisor.view.model import Fault, View
 
 KIND: Final = "diverged"
-AGREED = 2  # steps where the replicas must have matched
-TRIES = 3  # roll-backs before no more faults are reported
+AGREED = 2  # how many earlier steps must have had matching replicas
+TRIES = 3  # after this many roll-backs, no more faults are reported
 
 
 def find_divergence(view: View) -> Fault | None:

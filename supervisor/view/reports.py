@@ -114,8 +114,8 @@ def furthest_step(view: View) -> int:
 def is_furthest_step_reported(view: View) -> bool:
     """True if a member that still exists reports the progress of the current generation.
 
-    If not, `furthest_step` relies on the journal or on the last reports of members that no longer exist,
-    and can be too low.
+    If no such member does, `furthest_step` relies on the journal or on the last reports of members that no
+    longer exist, and can be too low.
     """
     present = replace(view, members=tuple(each for each in view.members if each.exists))
     return any(report.progress for report in reports(present))

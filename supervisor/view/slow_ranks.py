@@ -6,11 +6,11 @@ exceeds `FACTOR` times that median, and the rank is slower than the median by en
 until its average falls below `END_FACTOR` times the median. While the times of a rank or of its peers are
 unknown, its status does not change.
 
-False alarms are rare. With two ranks whose step times are distributed evenly between 1x and 5x, about one
+False alarms are rare. If the step times of two ranks are distributed evenly between 1x and 5x, about one
 window in 10^11 raises a false alarm. If one step in five takes 5x and all others take 1x, about one window in
 30,000 raises one. The more the step times of a rank vary, the slower the rank must be to be found in its
-first window. With step times that are distributed evenly between 1x and 5x, it must take 2.5 times as long as
-its peers, and 1.5 times as long if all steps take equally long.
+first window. If all of its steps take equally long, it must take 1.5 times as long as its peers. If its step
+times are distributed evenly between 1x and 5x, it must take 2.5 times as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Detect generations that members run but the journal lacks, because a decision was not recorded. Pure."""
+"""Detect a generation that members run but that is not in the journal, because a decision was not recorded.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ def newest(view: View) -> int:
 def reported_history(view: View) -> KnownHistory | None:
     """Return the run's history as members received it; None if the journal has the same or a newer one.
 
-    Members of an older version do not know the history, nor do members whose folder was lost. If no member
-    knows it, the history is derived from a step that the running generation has completed: the generation
-    resumed from that step or an earlier one. If it has completed no step, the result is None.
+    Members of an older version do not know the history, and neither do members that have lost their folder.
+    If no member knows it, the history is derived from a step that the running generation has completed: the
+    generation resumed from that step or an earlier one. If it has completed no step, the result is None.
     """
     reports = [m.report for m in view.members if m.exists and m.report is not None]
     found = max((each.told for each in reports), key=lambda each: each.generation, default=KnownHistory())

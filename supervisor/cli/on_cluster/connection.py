@@ -82,7 +82,7 @@ def connected(options: ClusterOptions) -> Iterator[ClusterConnection]:
 
 
 def _cancel_requests(loop: asyncio.AbstractEventLoop) -> None:
-    """End the request that Ctrl-C interrupted, because asyncio would report a task that is destroyed."""
+    """End the request that Ctrl-C interrupted, because asyncio would otherwise report a destroyed task."""
     requests = asyncio.all_tasks(loop)
     if requests:
         loop.run_until_complete(event_loop.end(requests))

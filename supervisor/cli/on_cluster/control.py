@@ -21,7 +21,7 @@ DRILL_TRIES = 8  # attempts at a conditional write, which fails if the superviso
 def stop(job: NamedJob, command: commands.Stop) -> int:
     """Stop the job, wait until it has ended, and return the exit code. Raises `BadInput`.
 
-    Then say what the owner of the pods does next, because only a user can end or suspend the owner.
+    Afterwards, print what the owner of the pods does next, because only a user can end or suspend the owner.
     """
     _check_running(job, "stop")
     job.change({"stop": "now" if command.now else "graceful"})

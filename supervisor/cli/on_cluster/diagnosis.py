@@ -21,7 +21,7 @@ FindingState: TypeAlias = Literal["ok", "problem", "unknown"]
 
 INSTALL = "install Holdfast: `kubectl apply -k manifests/default`"
 AGAIN = "recreate the pod: an existing pod cannot be injected"
-YOUNG_S = 20.0  # a pod that has not run this long may still be connecting
+YOUNG_S = 20.0  # a pod that has been running for less than this may still be connecting
 _OUT_OF_MEMORY = "OOMKilled"  # the reason of a container that the kernel has killed
 _WELL = (0, None, exit_codes.INTERRUPTED, exit_codes.TERMINATED)  # for a job that finished or was stopped
 _STARTING = ("ContainerCreating", "PodInitializing")  # reasons of a container that is starting normally
@@ -166,7 +166,7 @@ class PodSurroundings:
 
 
 def asks(pod: KubernetesObject) -> bool:
-    """Return True if the pod requests injection, even incorrectly, such as with a label."""
+    """Return True if the pod requests injection, even if it does so incorrectly, for example with a label."""
     metadata = pod["metadata"]
     asked = pod_layout.INJECT in mapping(metadata.get("annotations"))
     return asked or bool(settings.forgotten_request(metadata))

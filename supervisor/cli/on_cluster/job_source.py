@@ -123,7 +123,10 @@ def find(connection: ClusterConnection, options: JobOptions) -> NamedJob:
 
 
 def place(connection: ClusterConnection, options: ClusterOptions, word: str) -> tuple[str, str]:
-    """Split NAME or NAMESPACE/NAME. The default namespace comes from the options or else from the context."""
+    """Split NAME or NAMESPACE/NAME.
+
+    The default namespace comes from the options or, failing that, from the context.
+    """
     given, slash, name = word.rpartition("/")
     return (given if slash else options.namespace or connection.namespace), name
 

@@ -44,7 +44,7 @@ def show(connection: ClusterConnection, command: commands.Jobs) -> int:
 
 
 def _row_only(found: KubernetesObject) -> KubernetesObject:
-    """Keep only a job's row, because the states and statuses of hundreds of jobs take many megabytes."""
+    """Keep only a job's row, because the states and statuses of hundreds of jobs occupy many megabytes."""
     return {"row": row_of(found)}
 
 

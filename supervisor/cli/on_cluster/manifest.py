@@ -66,7 +66,7 @@ def _read(name: str) -> str:
 
 
 def _write(text: str) -> None:
-    """Write the manifest byte for byte, so that the parts that were not injected remain unchanged."""
+    """Write the manifest byte for byte, to leave the parts that were not injected unchanged."""
     try:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()

@@ -67,7 +67,7 @@ def _read(connection: ClusterConnection) -> list[KnownNode]:
 
 
 def _age_s(node: KnownNode, now_s: float) -> float:
-    """Return the age of the node's report by its own timestamp; infinite if it has none."""
+    """Return the age of the node's report according to its own timestamp; infinite if it has none."""
     written_s = seconds_of(node.report_at)
     return math.inf if written_s is None else max(0.0, now_s - written_s)
 

@@ -1,7 +1,7 @@
-"""Say what the owner of a stopped job's pods does next, and how to end, suspend or resume it. Pure.
+"""Describe what the owner of a stopped job's pods does next, and how to end, suspend or resume it. Pure.
 
-Holdfast may not change owners. Until the user does, an owner that replaces failed pods creates new ones, and
-Holdfast ends these while the Supervision contains the request to stop.
+Holdfast may not change owners. Until the user ends or suspends it, an owner that replaces failed pods creates
+new ones. Holdfast ends these pods as long as the Supervision contains the request to stop.
 """
 
 from __future__ import annotations

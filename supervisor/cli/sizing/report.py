@@ -16,7 +16,7 @@ from supervisor.wording import count, part, percent, seconds, table
 
 SCHEMA = 1
 _WIDTH = 100  # columns
-_WHOLE_TABLE = 8  # the number of standbys up to which the table has every row
+_WHOLE_TABLE = 8  # the table has a row for every number of standbys up to this one
 
 
 def shown(plan: SizingPlan, own: int | None) -> list[int]:
@@ -46,7 +46,7 @@ def lines(plan: SizingPlan, own: int | None, simulated: Mapping[int, Simulated])
 
 
 def _paragraph(text: str) -> list[str]:
-    kept = text.replace(" %", "\xa0%").replace("< ", "<\xa0")  # no line ends within a share
+    kept = text.replace(" %", "\xa0%").replace("< ", "<\xa0")  # no line breaks within a share
     return [line.replace("\xa0", " ") for line in textwrap.wrap(kept, _WIDTH, break_on_hyphens=False)]
 
 

@@ -1,1 +1,1 @@
-"""Where the ranks of a generation run: on which members, away from departing ones, with which backups."""
+"""Choose the members that run a generation's ranks, replace departing members, and assign the backups."""

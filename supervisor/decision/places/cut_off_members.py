@@ -1,18 +1,19 @@
-"""Find the member that is cut off from the others although the supervisor reaches all of them. Pure.
+"""Find a member that the other members cannot reach although the supervisor reaches all of them. Pure.
 
-For example, a node's second network or a network policy fails. The ranks then wait for each other, and a
-restart in place does not help, because the new ranks cannot form a group either. While its ranks are held up,
-each sidecar reports which of its neighbours it no longer reaches (`MemberReport.unreached`). A pair of
-members counts only if each of them reports the other, and has done so for a while. If one member is in all
-pairs, and a standby is ready, the standby takes its place. If two are, because there is only one pair, one of
-them is replaced. If the other one and the standby do not reach each other either, that one is replaced next,
-whatever the number of earlier replacements. The pod of the replaced member is evicted when the
-group trains again. A report that the other member does not confirm moves no ranks; after a while, the user is
-warned about it, and it no longer keeps the supervisor from acting on confirmed pairs.
+This happens, for example, if a node's second network fails or a network policy blocks connections. The ranks
+then wait for each other, and a restart in place does not help, because the new ranks cannot form a group
+either. While its ranks are held up, each sidecar reports which of its neighbours it no longer reaches
+(`MemberReport.unreached`). A pair of members is considered only if both have reported each other for a while.
+If a single member is in all pairs and a standby is ready, the standby takes that member's place. If there is
+only one pair, two members are in all pairs, and one of them is replaced. If the remaining member and the
+standby do not reach each other either, the remaining member is replaced next, regardless of the number of
+earlier replacements. The pod of the replaced member is evicted when the group trains again. No ranks are
+moved because of a report that the other member does not confirm. After a while, the supervisor warns the user
+about such a report, and the report no longer prevents it from acting on confirmed pairs.
 
-Some ranks fail at once if they cannot connect. Restarts in place would then soon end the run, before any
-sidecar has probed its neighbours. So if ranks lose their peers a second time without a step in between, the
-group is not restarted before the sidecars have had time to report (`held_until_ns`).
+Some ranks fail at once if they cannot connect. Repeated restarts in place would then end the run before any
+sidecar has probed its neighbours. If ranks lose their peers a second time without a step in between, the
+group is therefore not restarted until the sidecars have had time to report (`held_until_ns`).
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait, Warn
 
-# How long both members of a pair must have missed each other. By then, all others that are concerned have
-# reported, too, because sidecars probe once a second.
+# How long both members of a pair must have been unable to reach each other. Sidecars probe once a second, so
+# by then all other affected members have reported too.
 CONFIRM_S = 6.0
-# The same, before the first step of a generation: ranks that load or compile need no network, so a short
-# failure of it delays no rank.
+# The same, before the first step of a generation. Ranks that load or compile do not need the network, so a
+# short network failure does not delay them.
 FIRST_STEP_S = 30.0
-UNCONFIRMED_S = 40.0  # how long a report that the other member does not confirm keeps this rule from acting
+UNCONFIRMED_S = 40.0  # how long an unconfirmed report prevents this rule from acting
 MOST_UNCONFIRMED_S = 120.0  # the same, if the other member's connection breaks again and again
-STEP_S = 3.0  # a group that has completed a step in this time is not cut off
-# How long a group whose ranks have lost their peers again waits for reports, counted from its start: sidecars
-# begin to probe after 5 s, three attempts take up to 7 s, and then the reports must last for `CONFIRM_S`.
+STEP_S = 3.0  # if the group has completed a step within this time, no member is cut off
+# If the ranks of a group have lost their peers again, the group waits for reports until this long after its
+# start. Sidecars begin to probe after 5 s, three attempts take up to 7 s, and the reports must then last for
+# `CONFIRM_S`.
 EVIDENCE_S = 20.0
-# The same, if a member reports another one: after `UNCONFIRMED_S`, the other one is asked to confirm this.
+# The same, if one member reports another, which is asked after `UNCONFIRMED_S` to confirm the report.
 DOUBT_S = UNCONFIRMED_S + 2 * EVIDENCE_S
-HELD_S = 600.0  # the same, while members report that they do not reach each other, but no standby is ready
-STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a standby whose connection broke
-MOST_WARNINGS = 4  # in a run
+HELD_S = 600.0  # the same, while members report that they do not reach each other and no standby is ready
+STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a disconnected standby
+MOST_WARNINGS = 4  # per run
 
 
 def due(view: View, policy: Policy) -> Fault | None:
@@ -62,10 +64,10 @@ def due(view: View, policy: Policy) -> Fault | None:
 
 
 def held_until_ns(view: View, policy: Policy) -> int:
-    """Return until when a group whose ranks have failed is not restarted; 0 if it is restarted at once.
+    """Return the time before which a group whose ranks have failed is not restarted; 0 for a restart at once.
 
-    It waits if its ranks have only lost their peers, for the second time without a step in between, or while
-    members report that they do not reach each other.
+    The group waits if the only failure is that its ranks have lost their peers, for the second time without a
+    step in between. It also waits while members report that they do not reach each other.
     """
     memory = view.memory
     if memory.settled or memory.stop or not has_lost_peers(view, policy) or joining.on_trial(view, policy):
@@ -87,7 +89,7 @@ def held_until_ns(view: View, policy: Policy) -> int:
 def await_standby(view: View, chosen: Sequence[str]) -> Wait | None:
     """Return a `Wait` if a member that is cut off would be `chosen` again, because no standby is ready now.
 
-    One was when the group stopped. A restart in place would not help.
+    A standby was ready when the group stopped, and a restart in place would not help.
     """
     kept = [name for name in chosen if unreachable_members.is_replaced(view.memory, name)]
     until_ns = view.memory.since_ns + int(STANDBY_S * SECOND_NS)
@@ -97,7 +99,7 @@ def await_standby(view: View, chosen: Sequence[str]) -> Wait | None:
 
 
 def has_lost_peers(view: View, policy: Policy) -> bool:
-    """True if ranks of a group on a cluster have failed, and only because they have lost their peers."""
+    """True if ranks of a group on a cluster have failed, and all because they lost their peers."""
     if not policy.members_created_externally:
         return False
     found = faults.find_faults(view, policy)
@@ -105,7 +107,7 @@ def has_lost_peers(view: View, policy: Policy) -> bool:
 
 
 def warning(view: View, policy: Policy) -> Warn | None:
-    """Return a warning about members that do not reach each other, if no standby helps; once for a cause."""
+    """Return a warning about members that do not reach each other, if no standby helps; once per cause."""
     pairs, unconfirmed = _pairs(view, policy)
     if not pairs and not unconfirmed:
         return None
@@ -141,9 +143,9 @@ _NONE: tuple[_Pairs, _Pairs] = (frozenset(), frozenset())
 def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
     """Return the pairs of positions of members that do not reach each other, but reach the supervisor.
 
-    The second set has those that one member alone reports: it, and the member that it does not reach. Both
-    sets are empty while a report is recent, because more may become known within seconds, and while the
-    others may be waiting for a rank in a declared pause, which is not interrupted.
+    The second set contains the pairs that only one of the two members reports. Both sets are empty while a
+    report is recent, because more reports may arrive within seconds. They are also empty while the others may
+    be waiting for a rank in a declared pause, because a pause is not interrupted.
     """
     memory = view.memory
     if not policy.members_created_externally or len(memory.placement) < 2:
@@ -183,10 +185,10 @@ def _pairs(view: View, policy: Policy) -> tuple[_Pairs, _Pairs]:
 
 
 def _lasted_s(view: View, member: MemberView, url: str) -> float:
-    """Return for how long a member has not reached the neighbour at `url`.
+    """Return how long a member has been unable to reach the neighbour at `url`.
 
-    This is what its sidecar reports. But if it has named this neighbour in all reports for long enough, a
-    number that does not grow with them is not believed.
+    The sidecar reports this number. It is ignored, however, if it does not grow although the member has named
+    this neighbour in all reports for long enough.
     """
     assert member.report is not None
     named_ns = max(dict(member.unreached_ns).get(url, view.now_ns), member.stepped_ns, view.memory.since_ns)
@@ -197,7 +199,7 @@ def _lasted_s(view: View, member: MemberView, url: str) -> float:
 def _cannot_confirm(
     position: int, there: Sequence[MemberView | None], missed: Mapping[tuple[int, int], float]
 ) -> bool:
-    """True if both neighbours report a member whose sidecar may be new, and which reports none itself.
+    """True if both of a member's neighbours report it, but it reports neither, and its sidecar may be new.
 
     A new sidecar does not know which neighbours its predecessor has reached.
     """
@@ -219,9 +221,10 @@ def _is_declared(view: View) -> bool:
 
 
 def _could_confirm_s(view: View, member: MemberView | None, since_s: float) -> float:
-    """Return for how long a member could have confirmed a report of the last `since_s`.
+    """Return how long a member has had to confirm a report that has lasted for `since_s`.
 
-    Its connection or its sidecar may be new. If this happens again and again, nothing is waited for.
+    The member may have had less time because its connection or its sidecar is new. If that happens again and
+    again, the supervisor stops waiting for the confirmation.
     """
     if member is None or since_s >= MOST_UNCONFIRMED_S:
         return since_s
@@ -238,10 +241,10 @@ def _is_up_to_date(view: View, member: MemberView) -> bool:
 def _explanation(view: View, pairs: _Pairs, unconfirmed: _Pairs) -> int | None:
     """Return the position that is in all pairs; None if there is none.
 
-    If there are two, return that of the member that is in more unconfirmed pairs, whose other half may be
-    missing for a known reason. If there are none, return that of the member that was already in such a pair
-    with the predecessor of the other one, or else the one that is new in the group, or else the one without
-    rank 0.
+    If two positions are in all pairs, return that of the member in more unconfirmed pairs, because a
+    confirmation may be missing for a known reason. If both members are in equally many, return that of the
+    member that was already in such a pair with the other member's predecessor. Failing that, return that of
+    the member that is new in the group, or else that of the member without rank 0.
     """
     if not pairs:
         return None

@@ -14,19 +14,20 @@ from supervisor.fault_kinds import kind_of
 from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait
 
-# A swap waits for work outside of a step (an evaluation, a save, a pause) until this long before the member
-# ends. The swap takes about a second, and the launcher of a pod kills its ranks 5 s before the kubelet does.
+# A swap waits for work outside of a step (an evaluation, a save, a pause), but only until this long before
+# the member ends. The swap takes about a second, and the launcher of a pod kills its ranks 5 s before the
+# kubelet would.
 LAST_S = 12.0
-HEARD_S = 5.0  # after a takeover, members have this long to report before an ending member is lost
+HEARD_S = 5.0  # after a takeover, members have this long to report before an ending member is considered lost
 
 
 def due(view: View, policy: Policy) -> tuple[Fault, ...]:
     """Return the departures of members that standbys can replace now.
 
-    Returns () if there are none, or if the group must not stop now. It must have completed a step, because
-    the swap would otherwise interrupt its start. Work outside of a step is not interrupted unless the member
-    may end before this work does. A group that holds no state, and could therefore not resume, is never
-    stopped.
+    Returns () if there are none, or if the group must not stop now. The group stops only after it has
+    completed a step, because the swap would otherwise interrupt its start. Work outside of a step is not
+    interrupted unless the member may end before this work does. A group that holds no state, and could
+    therefore not resume, is never stopped.
     """
     if not view.memory.settled:
         return ()
@@ -65,10 +66,9 @@ def _fault(view: View, name: str) -> Fault:
 def without_ended(view: View, policy: Policy) -> View:
     """Return `view` without the members that were asked to end and are no longer needed.
 
-    A member that was asked to end still trains and holds its state. It is needed while a standby can take
-    the ranks of a member that is about to end, and then until the group has completed a step on the standby.
-    If the group has stopped or has just started, the member is also needed for as long as only it holds the
-    newest state.
+    A member that was asked to end still trains and holds its state. If a standby can take over the ranks of a
+    departing member, the member is needed until the group has completed a step on the standby. If the group
+    has stopped or has just started, the member is also needed for as long as only it holds the newest state.
     """
     if not any(m.exists and _has_begun(m) for m in view.members):
         return view
@@ -96,7 +96,7 @@ def _is_needed(view: View, member: MemberView, replaced: tuple[str, ...]) -> boo
     if replaced or unheard(view):  # swap the others first, because all members hold their states now
         return True
     if memory.phase == "running" and len(memory.placement) == 1:
-        return True  # no other member has the state, so its loss would only come sooner
+        return True  # no other member has the state, which would only be lost sooner
     return memory.phase == "securing" and _may_hold_newest_state(view, member)
 
 
@@ -111,7 +111,7 @@ def _may_hold_newest_state(view: View, member: MemberView) -> bool:
 
 
 def unheard(view: View) -> tuple[str, ...]:
-    """Return the members that exist and have had little time to report to this supervisor.
+    """Return the existing members that have had little time to report to this supervisor.
 
     After a takeover, they include standbys that are ready to take the ranks of a member.
     """

@@ -1,8 +1,8 @@
 """Let members join a smaller group, and leave them out again if they fail before its first step. Pure.
 
 A smaller group trains without the members that join it. If such a member fails before all ranks have
-completed a step, for example because its node is faulty, the group continues as before, and the failure
-says nothing about the script or the state. The group then trains longer before a member joins it again.
+completed a step, for example because its node is faulty, the group continues without it. The failure is not
+counted against the script or the state, and the group trains longer before a member joins it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from supervisor.view import faults
 from supervisor.view.model import SECOND_NS, JobState, Policy, View
 
-HOLD_S = 10.0  # a smaller group trains at least this long before it grows; each further loss doubles this
+HOLD_S = 10.0  # a smaller group trains at least this long before it grows; each further loss doubles it
 MAX_HOLD_S = 640.0
 RECENT_S = 3600.0  # only losses of the last hour make the time longer
 
@@ -57,7 +57,7 @@ def failed(view: View, policy: Policy) -> tuple[str, ...]:
     """Return the members on trial that made the group fail; the next generation leaves them out.
 
     If no fault names a cause, for example because only broken connections are known, all members on trial are
-    returned, because the group trained without them.
+    returned: without them, the group was able to train.
     """
     trial = on_trial(view, policy) if view.memory.phase == "securing" else ()
     found = faults.of_incident(view, policy) if trial else ()

@@ -1,4 +1,4 @@
-"""Find out what would be lost with a node, and place private states so that they survive. Pure.
+"""Find out what the loss of a node would destroy, and choose where private states survive it. Pure.
 
 Members on one node are lost together, and members in one rack often are. A member reports its own
 node. The rack comes from the node's labels in the cluster; it is "" if no label names one.
@@ -19,8 +19,9 @@ from supervisor.decision import resume_point, state_sources
 from supervisor.view import cut_off_work
 from supervisor.view.model import JobState, MemberView, Policy, View
 
-# The most members whose private states one member should keep. It waits for these states in each step and
-# needs memory for them. A node has few members, but a rack can have nearly all members of a job.
+# The most members whose private states one member should keep. In each step, the member waits for these
+# states, and it needs memory for them. A node has few members, but a rack can have nearly all members of a
+# job.
 MOST_KEPT = 4
 
 
@@ -56,8 +57,8 @@ def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
     """Return `Launch.backups` for the next generation: for each member, the position of its backup.
 
     Each backup is as far away as possible: in another rack, or if that is not possible, on another node. The
-    result is () if the next member in the placement is such a backup for each member, or if all members are
-    on one node.
+    result is () if each member's backup would simply be the next member in the placement, or if all members
+    are on one node.
     """
     return backups_of(_places(view, placement))
 
@@ -83,8 +84,8 @@ def backups_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
 def _wanted_distances(places: Sequence[MemberPlace]) -> list[int]:
     """Return how far away from each member its backup has to be.
 
-    If a rack is so large that each member of the other racks would have to keep the states of more than
-    `MOST_KEPT` members, another node is far enough.
+    A backup on another node is far enough away if the rack is too large, that is, if each member of the other
+    racks would have to keep the states of more than `MOST_KEPT` members.
     """
     sizes = Counter(each.rack for each in places if each.rack)
     in_racks = sum(sizes.values())
@@ -101,7 +102,7 @@ def _shared_backups(places: Sequence[MemberPlace], wanted: Sequence[int]) -> tup
     Of the members that are far enough away, the one that keeps the fewest states is chosen.
     """
     loads = [0] * len(places)
-    racks: dict[str, list[tuple[int, int]]] = {}  # heaps of loads and positions; a load may be outdated
+    racks: dict[str, list[tuple[int, int]]] = {}  # heaps of (load, position); a load may be outdated
     nodes: dict[str, list[tuple[int, int]]] = {}
     for position, place in enumerate(places):
         if place.rack:
@@ -130,9 +131,9 @@ def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]
 def secured_step(view: View, step: int) -> int:
     """Return the newest step whose state survives if any one node is lost; -1 if there is none.
 
-    All ranks have completed `step`. Its state survives if there is a member on another node, and
-    the private states of all ranks on the lost node are also on another node. Otherwise, only an older state
-    survives: a checkpoint, or a snapshot on a standby.
+    `step` is a step that all ranks have completed. Its state survives if there is a member on another node,
+    and the private states of all ranks on the lost node are also on another node. Otherwise, only an older
+    state survives: a checkpoint, or a snapshot on a standby.
     """
     return min((step, *(_newest_without(view, node, step) for node in _unsafe_nodes(view))))
 
@@ -156,7 +157,7 @@ def _unsafe_nodes(view: View) -> set[str]:
 
 
 def _newest_without(view: View, node: str, step: int) -> int:
-    """Return the newest step that the group can resume from if it loses `node`; -1 if there is none."""
+    """Return the newest step from which the group can resume if it loses `node`; -1 if there is none."""
     left = tuple(each for each in view.members if place_of(each, each.name).node != node)
     found = resume_point.newest(replace(view, members=left), None, cut_off_work.void_states(view))
     return max(durable_step(view, step), found.step if found.source != "none" else -1)

@@ -17,10 +17,10 @@ def choose_members(view: View, policy: Policy) -> tuple[str, ...]:
     ranks keep failing. If more standbys are ready than are needed for that, they also replace members that
     are about to end. A member that is about to end gets no ranks in addition to its own, unless its node is
     only suspected to be faulty and there is no other member. If the group is smaller than requested and has
-    trained for long enough, the remaining standbys are appended to it. A standby that then fails before the
-    group's first step is left out again.
+    trained for long enough, the remaining standbys are appended to it. If such a standby fails before the
+    group's first step, it is left out again.
 
-    Standbys that were cut off from their peers, or failed when they joined, come after the others.
+    Standbys that were cut off from their peers, or that failed when they joined, are chosen last.
     """
     return tuple(name for _, name in _choose(view, policy))
 

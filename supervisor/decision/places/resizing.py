@@ -6,11 +6,11 @@ with random numbers of its own. A script must opt in to all this, either with `s
 its samples from `holdfast.Batches`.
 
 Each change of the size costs a restart. A group therefore waits briefly for a replacement before it shrinks,
-and trains for a while before it grows. A member that comes and goes makes this time longer.
+and trains for a while before it grows. If a member comes and goes, the group trains longer before it grows.
 
 A group is resized only while decisions can be recorded. If a resize were not recorded, the next supervisor
-would not know the new size: it would mistake the state of some of the ranks for a complete state, or have the
-script adapt twice.
+would not know the new size. It would mistake the state of some of the ranks for a complete state, or would
+make the script adapt twice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from supervisor.view import cut_off_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
 SHRINK_S = 3.0  # how long a stopped group waits for a replacement to connect
-CONNECTED_S = 10.0  # how long it waits in total if one has connected, until it is ready
-SIZES = 64  # how many changes of the size to remember; no state is older than this many changes
+CONNECTED_S = 10.0  # the total wait for a replacement that has connected but is not ready
+SIZES = 64  # how many changes of the size to remember; no state is older than that
 
 
 def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
@@ -36,7 +36,7 @@ def is_enough(view: View, policy: Policy, chosen: Sequence[str]) -> bool:
 
 
 def shrinks_at_ns(view: View, policy: Policy, chosen: Sequence[str]) -> int | None:
-    """Return when the group continues with only the chosen members; None if it must not.
+    """Return the time at which the group continues with only the chosen members; None if it must not.
 
     It must not shrink while the decision cannot be recorded.
 
@@ -69,7 +69,7 @@ def _is_replacement_in_sight(view: View, policy: Policy, chosen: Sequence[str]) 
 def why_not(view: View, policy: Policy) -> str:
     """Return why the group waits for a replacement although the user allows fewer members; "" if it does not.
 
-    This is known after all ranks have completed a step.
+    The reason is known only after all ranks have completed a step.
     """
     memory = view.memory
     if joining.least_members(policy) >= policy.members or not memory.settled or memory.resizable:

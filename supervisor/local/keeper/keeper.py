@@ -113,7 +113,10 @@ class LocalKeeper:
         self._polled_s = time.monotonic()
 
     def _watch(self, now_s: float, late_s: float) -> None:
-        """Kill stuck supervisors and sidecars. If the run should stop but no supervisor ends it, end it."""
+        """Kill stuck supervisors and sidecars.
+
+        If the run should stop but no supervisor ends it, end the run.
+        """
         self._supervisor.watch(now_s, late_s)
         self._sidecars.replace_stuck(self._members.by_name.values(), now_s)
         why = self._supervisor.overdue(now_s)
@@ -182,9 +185,9 @@ class LocalKeeper:
     def _on_exit(self, part: ManagedProcess) -> None:
         """Report a member as lost as soon as its ranks are killed.
 
-        The kernel can take seconds to free their memory, and the recovery does not have to wait for that.
+        The kernel can take seconds to free their memory, but the recovery does not have to wait for that.
         With GPUs, however, the loss is reported only after the ranks are gone, because their replacements
-        need that memory.
+        need the GPUs' memory.
         """
         if not self._closing and not self.plan.gpus and self._members.launcher_exited(part):
             self._send_state()

@@ -105,7 +105,7 @@ class LocalMembers:
         )
 
     def start_sidecar_again(self, name: str) -> None:
-        """Start the sidecar of a member that lacks one. If that is not possible, try again later."""
+        """Start the sidecar of a member that lacks one. If the sidecar cannot be started, try again later."""
         member = self.by_name[name]
         if not member.gone and member.sidecar is None:
             self._starts.attempt(RestartKey("sidecar", name), lambda: self._start_sidecar(member))
@@ -144,7 +144,7 @@ class LocalMembers:
         return True
 
     def ended(self, part: ManagedProcess, *, closing: bool) -> bool:
-        """Record that a launcher or sidecar has ended. Return True if a member was given up because of it.
+        """Record that a launcher or sidecar has ended. Return True if a member was given up as a result.
 
         Unless the run is `closing`, a sidecar is started again, and a failed launcher delays new members.
         """

@@ -20,8 +20,8 @@ from supervisor.store.run_directory import RunDir
 
 _PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
 
-# The parts of a local run use plain HTTP on 127.0.0.1. But aiohttp always loads the system's certificates
-# when it is imported, which takes a fifth of a part's start time.
+# The parts of a local run use plain HTTP on 127.0.0.1. However, aiohttp always loads the system's
+# certificates when it is imported, which takes a fifth of a part's start time.
 _NO_TLS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 

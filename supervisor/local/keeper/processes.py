@@ -62,7 +62,7 @@ class ProcessTable:
     """Watches processes and calls back when they end.
 
     When a process ends, its orphans are killed. Then `left` is called, even if the kernel is still freeing
-    the orphans. When they are gone, `ended` is called. Each is called once per process.
+    the orphans. When they are gone, `ended` is called. Each of the two is called once per process.
     """
 
     logs: Path

@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-YOUNG_S = 1.0  # the minimum time between two starts of a part, to keep it from failing in a tight loop
+YOUNG_S = 1.0  # the minimum time between two starts of a part, to prevent it from failing in a tight loop
 WELL_S = 10.0  # a part that lived this long did not fail at its start
 LONGEST_S = 30.0  # the maximum time between two starts of a part that always fails
 ROW_S = 4 * LONGEST_S  # failures further apart are treated as unrelated
-LOOP = 3  # this many failures in a row are no coincidence and are reported
+LOOP = 3  # this many failures in a row are not a coincidence and are reported
 
 PartKind: TypeAlias = Literal["supervisor", "sidecar", "member"]
 
 
 @dataclass(frozen=True, slots=True)
 class RestartKey:
-    """What the keeper starts again: the supervisor, the sidecar of `member`, or a new member."""
+    """What the keeper restarts: the supervisor, the sidecar of `member`, or a new member."""
 
     kind: PartKind
     member: str = ""

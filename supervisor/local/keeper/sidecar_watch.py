@@ -30,10 +30,11 @@ class SidecarWatch:
         self._silent[pid] = (process_stats.sample(pid).cpu_s, now_s)
 
     def replace_stuck(self, members: Iterable[LocalMember], now_s: float) -> None:
-        """Replace sidecars that are stopped, or neither report nor use CPU time; their ranks keep training.
+        """Replace sidecars that are stopped, or that neither report nor use CPU time.
 
-        A sidecar that waits for a core or a disk is left alone. If the launcher is stopped too, the whole
-        member or machine was stopped, and its sidecar is also left alone.
+        Their ranks keep training. A sidecar that waits for a core or a disk is left alone. A sidecar is also
+        left alone if its launcher is stopped too, because the whole member or machine was stopped in that
+        case.
         """
         pids = {
             m.sidecar.process.pid: m

@@ -1,4 +1,4 @@
-"""The supervisor as its keeper sees it: a process, a connection, and whether it still works."""
+"""Represent the supervisor as its keeper sees it: a process, a connection, and whether it still works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.local.keeper.watchdog import Watchdog
 from supervisor.local.keeper_messages import Alive, KeeperState, Request
 from supervisor.view.model import StopRequest
 
-SEND_S = 0.5  # a supervisor that takes longer to read a state is stuck
+SEND_S = 0.5  # a supervisor that takes longer than this to read a state is stuck
 MAX_REFUSALS = 16  # how many causes of refused requests are reported
 _READ_BYTES = 1 << 16
 
@@ -127,7 +127,7 @@ class SupervisorProcess:
             self._say(f"a message from the supervisor was refused: {why}")
 
     def watch(self, now_s: float, late_s: float) -> None:
-        """Kill a stuck supervisor. This check is `late_s` late, and this delay is not counted as silence."""
+        """Kill a stuck supervisor. This check is `late_s` late; the delay is not counted as silence."""
         self._watchdog = self._watchdog.later(now_s, late_s)
         if self.process is None:
             return

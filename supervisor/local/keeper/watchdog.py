@@ -15,8 +15,8 @@ from holdfast.inspection import liveness
 from holdfast.inspection.liveness import HeartbeatSilence
 from supervisor.view.model import StopRequest
 
-# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the allowed silence, so that a
-# successor has enough time.
+# The limit from Ctrl-C to the next heartbeat of a supervisor. It is twice the allowed silence, to give a
+# successor enough time.
 ANSWER_S = 10.0
 NOW_S = 5.0  # the limit from the second Ctrl-C to the end of the run; members take one second to end
 CRASHES = 3  # if this many supervisors have died after Ctrl-C, another one would not end the run either
@@ -29,7 +29,7 @@ _NEVER = HeartbeatSilence()
 class Watchdog:
     """What the keeper knows about its supervisors. Times are monotonic seconds, or 0 for never."""
 
-    silence: HeartbeatSilence = _NEVER  # silence since the current supervisor's start or last heartbeat
+    silence: HeartbeatSilence = _NEVER  # the silence since the current supervisor's start or last heartbeat
     spoke: bool = False  # the current supervisor has sent a heartbeat
     killed_s: float = 0.0  # when SIGKILL was sent to it
     stop: StopRequest = ""  # how the user asked the run to stop (`JobState.stop`)
@@ -68,7 +68,10 @@ class Watchdog:
         )
 
     def later(self, now_s: float, late_s: float) -> Watchdog:
-        """Return the state at `now_s`, for a check that is `late_s` late. This delay is not silence."""
+        """Return the state at `now_s`, for a check that is `late_s` late.
+
+        The delay is not counted as silence.
+        """
         moved = [
             each.later(each.heard_s, now_s, late_s)
             for each in (self.silence, self.since_stop, self.unanswered)
@@ -83,8 +86,8 @@ class Watchdog:
         """Return why the current supervisor must be killed; "" if there is no reason to kill it.
 
         `state` is the letter of its process state. Before its first heartbeat, a supervisor imports modules
-        and reads its journal, which can take long on a busy machine or slow storage. Until then, it has the
-        longer limit of a process that waits for a disk, unless it is stopped.
+        and reads its journal, which can take a long time on a busy machine or slow storage. Until then, the
+        supervisor has the longer limit of a process that waits for a disk, unless it is stopped.
         """
         length_s = self.silence.length_s(now_s)
         patient = state if self.spoke or state in _STOPPED else "D"

@@ -37,7 +37,7 @@ def create() -> tuple[Path, int]:
 def make_again(folder: Path) -> int:
     """Recreate the folder of a run, or only its lock file, and return the lock's descriptor.
 
-    Raises `OSError`, for example if something else has taken its place.
+    Raises `OSError`, for example if another file or folder has taken its place.
     """
     if not folder.exists():
         return _made(folder)
@@ -102,7 +102,7 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for old in root.glob(f"{prefix}*"):
         if member_directory.is_abandoned(old, without_owner=True):
             shutil.rmtree(old, ignore_errors=True)
-    for half in root.glob(f".{prefix}*"):  # its run is still creating it or was killed while creating it
+    for half in root.glob(f".{prefix}*"):  # its run is still creating it, or was killed while creating it
         with suppress(OSError):
             if time.time() - half.stat().st_mtime > HALF_MADE_S:
                 shutil.rmtree(half, ignore_errors=True)

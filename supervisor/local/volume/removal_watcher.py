@@ -39,7 +39,10 @@ class RemovalWatcher:
             self._libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _REMOVED | _OFFOLDERS)
 
     def drain(self) -> None:
-        """Discard the events. They only show when to check; `VolumeRepair` finds what was removed."""
+        """Discard the events.
+
+        The events only show when to check; `VolumeRepair` finds out what was removed.
+        """
         try:
             while os.read(self.descriptor, _READ_BYTES):
                 pass

@@ -40,12 +40,12 @@ class VolumeGuard:
         self._removals.drain()
         if not wanted:
             return
-        with suppress(OSError):  # the removal is still under way, and the next event or check tries again
+        with suppress(OSError):  # the removal is still in progress; the next event or check tries again
             self.repair.put_back()
         self._removals.watch(self.repair.folders())
 
     def check(self, now_s: float) -> bool:
-        """If a check is due, restore what was removed, or tell the user if that is not possible.
+        """If a check is due, restore what was removed, or tell the user that it cannot be restored.
 
         Returns True if `VolumeRepair.error` has changed.
         """

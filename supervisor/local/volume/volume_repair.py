@@ -1,12 +1,12 @@
 """Restore the files that other programs remove from a run's folder in the memory volume during the run.
 
 systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes), cleaners remove old files in
-/tmp, and people remove files that look abandoned. The ranks have mapped their files and keep training. But a
-process that starts later could not open them, so the run could not recover from any fault.
+/tmp, and people remove files that look abandoned. The ranks have mapped their files and keep training. A
+process that starts later, however, could not open the files, so the run could not recover from any fault.
 
 The keeper lives as long as the run, so it keeps a descriptor of every file. An open file continues to exist
-without a name. A symbolic link to /proc/PID/fd/N gives it a new name. Processes that open this name get the
-same memory, with its present and future content.
+even without a name, and a symbolic link to /proc/PID/fd/N gives it a new name. Processes that open this name
+get the same memory, with its present and future content.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class RepairedFolder:
                         yield from self._walk(name)
 
     def _led(self, path: str) -> Identity | str:
-        """Return the target of a link. If it is a restored file, return the identity of the file instead."""
+        """Return the target of a link.
+
+        If the target is a restored file, return the file's identity instead.
+        """
         to = os.readlink(path)  # noqa: PTH115
         if not to.startswith(_ours()):
             return to

@@ -44,7 +44,7 @@ class ClusterScenario:
     """How long both jobs train, and which faults are injected into the supervised one."""
 
     steps: int
-    pace_s: float  # the minimum step time: keeps a fast machine from finishing before the last fault
+    pace_s: float  # the minimum step time: prevents a fast machine from finishing before the last fault
     apart: int  # steps between a recovery and the next fault, so that each fault has work to destroy
     faults: tuple[ClusterFault, ...]
 
@@ -210,7 +210,7 @@ class _Performance:
         self._training.until(poll, "the job ends", END_S)
         self.clear()
         job = self._training.job()
-        assert job is not None  # it has just been seen to end
+        assert job is not None  # the job has just been seen to end
         view = job.status() or {}
         if view.get("exit_code") != 0:
             raise NotInTime(f"the job ended with exit code {view.get('exit_code')}: {view.get('message')}")

@@ -109,7 +109,7 @@ class FaultMaker:
         return holder.rpartition("_")[0] or None  # the suffix distinguishes successive processes of the pod
 
     def _closed_incident(self, before: Observed) -> dict[str, Any] | None:
-        """Return the newest incident if it is over and not part of `before`; None otherwise."""
+        """Return the newest incident if it has ended and is not part of `before`; None otherwise."""
         job = self._training.job()
         recent = job.incidents() if job is not None else []
         known = {each["id"] for each in (before.view.get("last_incident") or {},) if "id" in each}

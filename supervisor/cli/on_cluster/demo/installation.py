@@ -33,7 +33,7 @@ EXAMPLES = Path("examples") / "kubernetes"
 MADE_BY = f"{GROUP}/installed-by"  # an annotation on Holdfast's namespace
 DEMO_LABEL = f"{GROUP}/demo"  # a label on a demo's namespace
 READY_S = 150.0  # the limit for both deployments, on a busy machine with two cores
-INJECTED_S = 30.0  # from when both are ready; the API server and the Service usually follow within seconds
+INJECTED_S = 30.0  # after both are ready; the API server and the Service usually follow within seconds
 GONE_S = 120.0  # pods have 30 s to end, and the namespace controller runs every few seconds
 POLL_S = 0.3
 _PROGRAMS = (WEBHOOK, SUPERVISOR)
@@ -164,7 +164,8 @@ class Installation:
     def wait_for_injection(self, namespace: str) -> None:
         """Wait until a dry run shows that the webhook injects new pods. Raises `BadInput`.
 
-        The webhook can be ready a second before the API server trusts it and its Service has an address.
+        The webhook can be ready a second before the API server trusts it and before its Service has an
+        address.
         """
         deadline = time.monotonic() + INJECTED_S
         words = ("create", "--dry-run=server", "-o", "json", "-n", namespace, "-f", self._probe)
@@ -268,7 +269,7 @@ def _is_ready(found: KubernetesObject | None) -> bool:
 
 
 def _image(found: KubernetesObject | None) -> str:
-    assert found is not None  # a deployment that is ready exists
+    assert found is not None  # a ready deployment exists
     image: str = found["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 

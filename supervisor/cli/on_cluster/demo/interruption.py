@@ -1,7 +1,7 @@
 """Handle Ctrl-C and SIGTERM in the demo.
 
-A signal ends the demo only at points where it checks for signals, so it always knows what it has created and
-must remove.
+A signal ends the demo only at points where the demo checks for signals, so the demo always knows what it has
+created and must remove.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def changes(before: PodsSeen, after: PodsSeen) -> PodChanges:
 
 
 def replacement_times(pods: Iterable[KubernetesObject], name: str, fault_s: float) -> str:
-    """Return how long after a fault a pod was created and its container started; "" if unknown.
+    """Return how long after a fault a pod was created and its container was started; "" if unknown.
 
     `fault_s` is the time of the fault in seconds since 1970.
     """
