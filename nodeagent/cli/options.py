@@ -124,7 +124,8 @@ _COMMANDS = {
     "release": (
         "make the running agent close NVML for a while, so that a GPU can be reset or the driver replaced",
         "The command returns once the agent has closed NVML. With `--end`, the agent opens NVML again. The"
-        " exit code is 1 if NVML is not closed or no agent is running, and 2 if the state folder does not exist.",
+        " exit code is 1 if NVML is not closed or no agent is running, and 2 if the state folder does not"
+        " exist.",
     ),
     "forget": (
         "forget what the agent has learned about this node's hardware, after an intended change",

@@ -150,8 +150,9 @@ def _alone(each: OwnedPod, group: PodGroup) -> Adopted | NotAdopted:
         return result
     if result.nproc == group.nproc and not job_membership.states_members(each.pod, each.owners):
         return result  # its owner has another size now
-    stated = f"{result.members} members of {result.nproc} ranks"
-    return NotAdopted(f"the pod specifies {stated}, but its job has {group.members} of {group.nproc}")
+    stated = f"{result.members} members with {result.nproc} ranks each"
+    known = f"{group.members} members with {group.nproc} ranks each"
+    return NotAdopted(f"the pod specifies {stated}, but its job has {known}")
 
 
 def _settings(pod: KubernetesObject, first: Adopted) -> tuple[Policy, dict[str, str]]:

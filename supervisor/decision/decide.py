@@ -1,8 +1,9 @@
 """Decide the next action for a job. Pure: no clock, network, logging or randomness.
 
-The supervisor observes the job, calls `decide`, writes the view and the action to the journal, and carries
-out the action. Every decision can therefore be reproduced from its line in the journal. `RULES` lists the
-rules of each phase, most urgent first. The first rule that returns an action wins.
+The supervisor observes the job, calls `decide`, and writes the view and the action to the journal. The
+action changes the job's state (`transition.after`), from which the members' orders are derived
+(`orders.order_for`). Every decision can therefore be reproduced from its line in the journal. `RULES` lists
+the rules of each phase, most urgent first. The first rule that returns an action wins.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def follow_unknown_generation(case: _Case) -> Wait | Secure | None:
     view, policy = case.observed, case.policy
     if not unknown_generation.newest(view):
         return None
-    awaited = [members.awaited_s(m) for m in view.members if m.exists and m.report is None]
+    awaited = [members.unheard_s(m) for m in view.members if m.exists and m.report is None]
     patience_s = policy.secure_s - min(awaited, default=policy.secure_s)
     if patience_s > 0:
         return Wait(view.now_ns + int(patience_s * SECOND_NS) + 1, "the members run an unknown generation")

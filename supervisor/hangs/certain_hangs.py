@@ -35,7 +35,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.longest_limit_s(group_reports.stalls(view))
         act_ns = view.watch.since_ns + int((late_s + SIDE_S) * SECOND_NS)
-    return StallVerdict(detail, named.rank, place, "", 0.0, act_ns, None, fault)
+    return StallVerdict(detail, named.rank, place=place, limit_s=0.0, act_ns=act_ns, fault=fault)
 
 
 def stopped(view: View, ranks: frozenset[int]) -> StallVerdict:
@@ -66,7 +66,9 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
     detail = f"{subject} hangs: {hung}"
     fault = replace(hang_fault(view, named, detail, f"hang in {activity}", ""), hung=hung)
     place = group_reports.place(view, named)
-    return StallVerdict(detail, named.rank, place, "", stall.limit_s, view.now_ns, None, fault)
+    return StallVerdict(
+        detail, named.rank, place=place, limit_s=stall.limit_s, act_ns=view.now_ns, fault=fault
+    )
 
 
 def _may_wait(stall: RankStall) -> bool:
@@ -105,7 +107,7 @@ def partner_left(view: View, gone: RankState, waiting: list[LateRank]) -> StallV
     )
     # If the rank did fewer steps than the others, report that instead.
     fault = next(iter(uneven_steps.find_uneven_steps(view)), fault)
-    return StallVerdict(fault.detail, fault.rank, "", "", 0.0, view.now_ns, None, fault)
+    return StallVerdict(fault.detail, fault.rank, limit_s=0.0, act_ns=view.now_ns, fault=fault)
 
 
 def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> StallVerdict:
@@ -119,12 +121,20 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
     past = [each for each in view.memory.history if each.kind == "hang" and each.place == place]
     fault = Fault("hang", -1, "", step, view.watch.since_ns, f"deadlock at {place}", why, place=place)
     if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
-        return StallVerdict(why, -1, place, "", 0.0, view.now_ns, None, fault)
+        return StallVerdict(why, -1, place=place, limit_s=0.0, act_ns=view.now_ns, fault=fault)
     limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
     limit = stall_limits.describe_limit(limit_s, len(past), is_learned=False, is_extended=False)
     detail = f"{why}; {limit}"
     act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * SECOND_NS) for part in (1.0, 0.5))
-    return StallVerdict(why, -1, place, "", limit_s, act_ns, warn_ns, replace(fault, detail=detail))
+    return StallVerdict(
+        why,
+        -1,
+        place=place,
+        limit_s=limit_s,
+        act_ns=act_ns,
+        warn_ns=warn_ns,
+        fault=replace(fault, detail=detail),
+    )
 
 
 def is_repeated(view: View, named: LateRank) -> bool:

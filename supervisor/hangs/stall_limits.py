@@ -63,12 +63,12 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     return StallVerdict(
         why,
         named.rank,
-        place if begun else UNBEGUN,
-        work,
-        limit_s,
-        act_ns,
-        since_ns + int(warn_s * SECOND_NS),
-        fault,
+        place=place if begun else UNBEGUN,
+        work=work,
+        limit_s=limit_s,
+        act_ns=act_ns,
+        warn_ns=since_ns + int(warn_s * SECOND_NS),
+        fault=fault,
     )
 
 
@@ -78,7 +78,7 @@ def at_floor(view: View, holding: list[LateRank]) -> StallVerdict:
     place = group_reports.place(view, named)
     why = sentences.describe_standstill(view, named, named.rank < 0)
     fault = hang_fault(view, named, f"{why}; --hang-floor is exceeded", f"hang at {place}", "")
-    return StallVerdict(why, named.rank, place, "", 0.0, view.now_ns, None, fault)
+    return StallVerdict(why, named.rank, place=place, limit_s=0.0, act_ns=view.now_ns, fault=fault)
 
 
 def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
@@ -90,7 +90,7 @@ def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
     warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else group_reports.place(view, only)
     return StallVerdict(
-        why, only.rank, place, only.work, warn_ns=view.watch.since_ns + int(warn_s * SECOND_NS)
+        why, only.rank, place=place, work=only.work, warn_ns=view.watch.since_ns + int(warn_s * SECOND_NS)
     )
 
 

@@ -253,7 +253,7 @@ def recoverable_members(view: View, policy: Policy, patience_s: float) -> dict[s
     }
 
 
-def awaited_s(member: MemberView) -> float:
+def unheard_s(member: MemberView) -> float:
     """Return how long the supervisor has waited for a member that has not reported to it.
 
     On a cluster, the wait begins later, because members need time to find a new supervisor.

@@ -31,19 +31,20 @@ from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wa
 # How long both members of a pair must have been unable to reach each other. Sidecars probe once a second, so
 # by then all other affected members have reported too.
 CONFIRM_S = 6.0
-# The same, before the first step of a generation. Ranks that load or compile do not need the network, so a
-# short network failure does not delay them.
+# How long this must be the case before the first step of a generation. Ranks that load or compile do not need
+# the network, so a short network failure does not delay them.
 FIRST_STEP_S = 30.0
 UNCONFIRMED_S = 40.0  # how long an unconfirmed report prevents this rule from acting
-MOST_UNCONFIRMED_S = 120.0  # the same, if the other member's connection breaks again and again
+MOST_UNCONFIRMED_S = 120.0  # how long it does so if the other member's connection breaks again and again
 STEP_S = 3.0  # if the group has completed a step within this time, no member is cut off
 # If the ranks of a group have lost their peers again, the group waits for reports until this long after its
 # start. Sidecars begin to probe after 5 s, three attempts take up to 7 s, and the reports must then last for
 # `CONFIRM_S`.
 EVIDENCE_S = 20.0
-# The same, if one member reports another, which is asked after `UNCONFIRMED_S` to confirm the report.
+# How long the group waits if a member reports another, which must confirm this after `UNCONFIRMED_S`.
 DOUBT_S = UNCONFIRMED_S + 2 * EVIDENCE_S
-HELD_S = 600.0  # the same, while members report that they do not reach each other and no standby is ready
+# How long the group waits while members report that they do not reach each other and no standby is ready.
+HELD_S = 600.0
 STANDBY_S = 10.0  # how long a group that has stopped for a swap waits for a disconnected standby
 MOST_WARNINGS = 4  # per run
 

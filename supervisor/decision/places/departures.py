@@ -116,7 +116,7 @@ def unheard(view: View) -> tuple[str, ...]:
     After a takeover, they include standbys that are ready to take the ranks of a member.
     """
     return tuple(
-        m.name for m in view.members if m.exists and m.report is None and members.awaited_s(m) < HEARD_S
+        m.name for m in view.members if m.exists and m.report is None and members.unheard_s(m) < HEARD_S
     )
 
 
@@ -129,6 +129,6 @@ def await_standbys(view: View, policy: Policy, cause: Fault) -> Wait | None:
     grows = cause.kind == "growth" and len(chosen) < policy.members
     if not grows and not any(m.departure is not None and m.name in chosen for m in view.members):
         return None
-    least_s = min(members.awaited_s(m) for m in view.members if m.name in waiting)
+    least_s = min(members.unheard_s(m) for m in view.members if m.name in waiting)
     until_ns = view.now_ns + int((HEARD_S - least_s) * SECOND_NS) + 1
     return Wait(until_ns, f"waiting for the report of {', '.join(waiting)}")

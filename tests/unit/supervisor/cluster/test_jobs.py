@@ -505,7 +505,7 @@ async def test_a_new_pod_that_contradicts_its_job_is_refused_and_the_others_stay
         there.add(other)
         await there.served.until(there.about_pods)
         ((reason, name, why),) = there.about_pods()
-        assert (reason, name, "3 members of 2 ranks" in why) == ("NotSupervised", "llama-1", True), why
+        assert (reason, name, "3 members with 2 ranks each" in why) == ("NotSupervised", "llama-1", True), why
         job = there.job("llama")
         assert [each.name for each in job.backend.pods.values()] == ["llama-0"]
         last = there.add(member(2, by))

@@ -35,7 +35,9 @@ def hang(number: int, signature: str, detail: str, since_s: float = 98.0, **give
 
 
 def verdict(fault: Fault, act_s: float = 100.0, place: str = "", limit_s: float = 0.0) -> StallVerdict:
-    return StallVerdict(fault.detail, fault.rank, place, "", limit_s, int(act_s * S), None, fault)
+    return StallVerdict(
+        fault.detail, fault.rank, place=place, limit_s=limit_s, act_ns=int(act_s * S), fault=fault
+    )
 
 
 def stopped(number: int, since_s: float, where: str = "", place: str = "") -> Fault:

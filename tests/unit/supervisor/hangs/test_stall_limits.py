@@ -64,14 +64,14 @@ def limited(
 
 
 def unlimited(why: str, place: str, work: str, warn_s: float) -> StallVerdict:
-    return StallVerdict(why, 0, place, work, warn_ns=int(warn_s * S))
+    return StallVerdict(why, 0, place=place, work=work, warn_ns=int(warn_s * S))
 
 
 def at_floor(why: str, number: int, place: str) -> StallVerdict:
     blamed = f"m{number}" if number >= 0 else ""
     detail = f"{why}; --hang-floor is exceeded"
     fault = Fault("hang", number, blamed, 5, 98 * S, f"hang at {place}", detail, place=place)
-    return StallVerdict(why, number, place, "", 0.0, 100 * S, None, fault)
+    return StallVerdict(why, number, place=place, limit_s=0.0, act_ns=100 * S, fault=fault)
 
 
 SITUATIONS: dict[str, tuple[View, Policy, StallVerdict]] = {
