@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast import exit_codes
 from holdfast.errors import BadInput
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.display import screen
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         return exit_codes.INTERRUPTED
 
 
-def obey(command: commands.Command) -> int:
+def obey(command: command_options.Command) -> int:
     """Carry out one command and return its exit code. Each command imports only what it needs.
 
     Raises:
@@ -57,59 +57,62 @@ def obey(command: commands.Command) -> int:
         BrokenPipeError: The reader of the output has closed the pipe.
         Unwritable: The output cannot be written.
     """
-    if isinstance(command, commands.RunOptions):
+    if isinstance(command, command_options.RunOptions):
         from supervisor.cli import run
 
         return run.run(command)
-    if isinstance(command, commands.Demo) and command.cluster:
+    if isinstance(command, command_options.Demo) and command.cluster:
         from supervisor.cli.on_cluster.demo import course
 
         return course.run(command)
-    if isinstance(command, commands.Demo):
+    if isinstance(command, command_options.Demo):
         from supervisor.cli import demo
 
         return demo.run(command)
-    if isinstance(command, commands.Show):
+    if isinstance(command, command_options.Show):
         screen.say(command.text)
         return 0
-    if isinstance(command, commands.InjectManifest):
+    if isinstance(command, command_options.InjectManifest):
         from supervisor.cli.on_cluster import manifest
 
         return manifest.show(command)
-    if isinstance(command, commands.PlanOptions):
+    if isinstance(command, command_options.PlanOptions):
         from supervisor.cli.sizing import plan
 
         return plan.show(command)
-    if isinstance(command, commands.Jobs | commands.Doctor | commands.Nodes) or command.job:
+    if (
+        isinstance(command, command_options.Jobs | command_options.Doctor | command_options.Nodes)
+        or command.job
+    ):
         from supervisor.cli.on_cluster import dispatch
 
         return dispatch.obey(command)
-    if isinstance(command, commands.Stop | commands.Inject):
+    if isinstance(command, command_options.Stop | command_options.Inject):
         return _control(command)
     return _display(command)
 
 
-def _control(command: commands.Stop | commands.Inject) -> int:
+def _control(command: command_options.Stop | command_options.Inject) -> int:
     from supervisor.cli import control
     from supervisor.store import run_directory
 
-    if isinstance(command, commands.Stop):
+    if isinstance(command, command_options.Stop):
         words = "stop --now" if command.now else "stop"
         return control.stop(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
     words = f"inject {command.kind} --rank {command.rank}"
     return control.inject(run_directory.find_living(command.run_dir, Path.cwd(), words), command)
 
 
-def _display(command: commands.ReadCommand) -> int:
+def _display(command: command_options.ReadCommand) -> int:
     from supervisor.cli import checkpoints, incidents, status
     from supervisor.store import run_directory
 
     found = run_directory.find(command.run_dir, Path.cwd())
-    if isinstance(command, commands.Status):
+    if isinstance(command, command_options.Status):
         return status.show(found, command)
-    if isinstance(command, commands.Incidents):
+    if isinstance(command, command_options.Incidents):
         return incidents.show(found, command)
-    if isinstance(command, commands.Explain):
+    if isinstance(command, command_options.Explain):
         return incidents.explain(found, command)
     return checkpoints.show(found, command)
 

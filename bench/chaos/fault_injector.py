@@ -17,7 +17,7 @@ from bench.chaos.job_condition import survives_without
 from bench.chaos.repairs import DueRepairs
 from bench.chaos.watched_job import WatchedJob
 from holdfast.errors import BadInput
-from supervisor.cli.commands import ClusterOptions
+from supervisor.cli.command_options import ClusterOptions
 from supervisor.cli.on_cluster import control
 from supervisor.cli.on_cluster.connection import connected
 from supervisor.cli.on_cluster.job_source import NamedJob

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from supervisor.admission import pod_layout
-from supervisor.cli.commands import ClusterOptions
+from supervisor.cli.command_options import ClusterOptions
 from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection, connected
 from supervisor.cli.on_cluster.doctor import DEPLOYMENTS, SUPERVISOR, WEBHOOK, WEBHOOKS

@@ -21,7 +21,7 @@ from holdfast.protocol.progress import tail_began_ns
 from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.clients import LauncherClient
 from sidecar.config import Config
-from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.late_ranks import HangPolicy
 from sidecar.watch.progress_monitor import ProgressMonitor
 from sidecar.watch.start_monitor import StartMonitor
 

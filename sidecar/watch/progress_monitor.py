@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import RankProgress, RankStall, Uncommitt
 from holdfast.protocol.progress import Phase, Progress
 from holdfast.snapshot import member_directory
 from sidecar.watch.compute_time import ComputeTime
-from sidecar.watch.hang_detector import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
+from sidecar.watch.late_ranks import PAUSES, HangPolicy, StepStats, left_s, pause_label, since_ns, stalled
 
 RECENT = 32  # the usual step time is the median of this many step times
 # At most this much of the time between two polls counts. In a longer gap, the machine may have been

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.checkpoint import catalog
 from holdfast.errors import BadInput
 from holdfast.protocol.lineage import Lineage, merged, valid
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.api_client import RunRecords
 from supervisor.display.screen import say_all, say_json
 from supervisor.observability.incident_record import SCHEMA
@@ -44,7 +44,7 @@ class CheckpointSummary:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def show(run: RunDir, command: commands.Checkpoints) -> int:
+def show(run: RunDir, command: command_options.Checkpoints) -> int:
     try:
         held = journal.last(run.journal)
         known = held.memory.lineage if held is not None else ()
@@ -59,7 +59,7 @@ def show(run: RunDir, command: commands.Checkpoints) -> int:
     return 1 if any(each.fault for each in found) else 0
 
 
-def show_reported(run: RunRecords, command: commands.Checkpoints) -> int:
+def show_reported(run: RunRecords, command: command_options.Checkpoints) -> int:
     """Show the checkpoints that a job's pods report, because this machine cannot read their storage."""
     status = run.status() or {}
     found = reported(status)

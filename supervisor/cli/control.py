@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import BadInput
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.api_client import (
     ApiClient,
     RequestRefused,
@@ -30,14 +30,14 @@ STOP_S = 180.0  # the final checkpoint may stall for 120 s, and the ranks then h
 _POLL_S = 0.1
 
 
-def stop(run: RunDir, command: commands.Stop) -> int:
+def stop(run: RunDir, command: command_options.Stop) -> int:
     """Stop the run, wait until it has ended, and return the exit code. Raises `BadInput`."""
     send_request(run, "stop", {"now": command.now}, repeat=True)
     return follow_end(run, run.path.name, command)
 
 
 def follow_end(
-    run: RunRecords, name: str, command: commands.Stop, more: Mapping[str, object] | None = None
+    run: RunRecords, name: str, command: command_options.Stop, more: Mapping[str, object] | None = None
 ) -> int:
     """Wait for a stopping run to end, show how it ended, and return the command's exit code.
 
@@ -68,7 +68,7 @@ def follow_end(
     return 0 if ended else 1
 
 
-def inject(run: RunDir, command: commands.Inject) -> int:
+def inject(run: RunDir, command: command_options.Inject) -> int:
     """Inject a fault into the run, and return the exit code. Raises `BadInput`."""
     body = {"what": command.kind, "rank": command.rank}
     answer = send_request(run, "inject", body, repeat=False)
@@ -77,7 +77,7 @@ def inject(run: RunDir, command: commands.Inject) -> int:
 
 
 def show_caused(
-    run: RunRecords, name: str, command: commands.Inject, answer: Mapping[str, object] | None = None
+    run: RunRecords, name: str, command: command_options.Inject, answer: Mapping[str, object] | None = None
 ) -> None:
     """Print that a fault was injected. `answer` is the supervisor's response."""
     if command.json:

@@ -20,7 +20,7 @@ from holdfast import exit_codes, parts
 from holdfast.errors import BadInput
 from holdfast.protocol import drills
 from holdfast.protocol.drills import DrillName
-from supervisor.cli import commands, control
+from supervisor.cli import command_options, control
 from supervisor.cli.status import LEDGER_WORDS
 from supervisor.display.ansi import Style
 from supervisor.display.screen import say, style_of
@@ -71,7 +71,7 @@ WHOLE = Scenario(450, 0.12, TRAIN, FAULTS)
 QUICK = Scenario(240, 0.06, _TINY, (FAULTS[0], FAULTS[3], FAULTS[5]))
 
 
-def run(command: commands.Demo) -> int:
+def run(command: command_options.Demo) -> int:
     """Run the demo and return the exit code.
 
     The exit code is 0 if the run recovered from all faults and the weights are equal, 2 if a package is

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.inspection.tracebacks import HEADER
 from holdfast.protocol.foreign_text import harmless
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.api_client import RunRecords, age_of, is_current, newest_status, outdated, title
 from supervisor.display.ansi import BOLD, CYAN, DIM, Style
 from supervisor.display.screen import say_all, say_json, style_of
@@ -48,7 +48,7 @@ _MEANING = {
 }
 
 
-def show(run: RunRecords, command: commands.Incidents) -> int:
+def show(run: RunRecords, command: command_options.Incidents) -> int:
     found = _known(run)
     for name in run.unreadable_incidents():
         sys.stderr.write(f"holdfast: {run.path / 'incidents' / name} cannot be read and is not shown\n")
@@ -59,7 +59,7 @@ def show(run: RunRecords, command: commands.Incidents) -> int:
     return 0
 
 
-def explain(run: RunRecords, command: commands.Explain) -> int:
+def explain(run: RunRecords, command: command_options.Explain) -> int:
     chosen = _choose(_known(run), command.incident)
     if command.json:
         say_json(chosen)

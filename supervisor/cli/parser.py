@@ -13,25 +13,25 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.version import __version__
-from supervisor.cli import commands, run_validation
-from supervisor.cli.commands import Command, Show
+from supervisor.cli import command_options, run_validation
+from supervisor.cli.command_options import Command, Show
 from supervisor.cli.option_table import COMMANDS, NEIGHBOURS, CommandSpec
 from supervisor.options.run_options import Option, TorchrunOption
 from supervisor.options.value_types import ValueType
 
 _MADE = {
-    "status": commands.Status,
-    "incidents": commands.Incidents,
-    "explain": commands.Explain,
-    "checkpoints": commands.Checkpoints,
-    "stop": commands.Stop,
-    "inject": commands.Inject,
-    "jobs": commands.Jobs,
-    "doctor": commands.Doctor,
-    "nodes": commands.Nodes,
-    "inject-manifest": commands.InjectManifest,
-    "plan": commands.PlanOptions,
-    "demo": commands.Demo,
+    "status": command_options.Status,
+    "incidents": command_options.Incidents,
+    "explain": command_options.Explain,
+    "checkpoints": command_options.Checkpoints,
+    "stop": command_options.Stop,
+    "inject": command_options.Inject,
+    "jobs": command_options.Jobs,
+    "doctor": command_options.Doctor,
+    "nodes": command_options.Nodes,
+    "inject-manifest": command_options.InjectManifest,
+    "plan": command_options.PlanOptions,
+    "demo": command_options.Demo,
 }
 _HELP = ("-h", "--help")
 _SCRIPTS_TOO = ("--members", "--keep")  # options that a script may also define

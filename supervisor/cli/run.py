@@ -20,7 +20,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import environment
 from holdfast.worker import program, script_source
 from supervisor.cli import run_messages
-from supervisor.cli.commands import RunOptions
+from supervisor.cli.command_options import RunOptions
 from supervisor.controller.policy_options import policy_of, sidecar_environment
 from supervisor.display.live import Display, display
 from supervisor.display.news import IncidentRecords

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.worker import program
 from supervisor.cli import run_messages
-from supervisor.cli.commands import RunOptions
+from supervisor.cli.command_options import RunOptions
 from supervisor.local import gpus as devices
 from supervisor.options.value_types import span
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.protocol import foreign_text
 from holdfast.protocol.progress import words_of
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.api_client import (
     AGED_S,
     RunRecords,
@@ -47,7 +47,7 @@ LEDGER_WORDS = {
 }
 
 
-def show(run: RunRecords, command: commands.Status) -> int:
+def show(run: RunRecords, command: command_options.Status) -> int:
     found, alive, live = newest_status(run)
     unreadable = found is None and run.has_status()
     if command.json:

@@ -136,7 +136,7 @@ class SupervisedJob:
         self.job: Job | None = None
         self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
-        self._over: frozenset[str] = frozenset()  # the members of the run that has ended
+        self._last_run_members: frozenset[str] = frozenset()  # the members of the run that has ended
         self._earlier: frozenset[str] = frozenset()  # the pods that had ended when the run began
         self._stop = RequestedStop()
         self._records: SupervisionRecords | None = None  # of the current run
@@ -526,8 +526,10 @@ class SupervisedJob:
                 "Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0
             )
         memory = job.memory
-        self._over = frozenset({*memory.placement, *memory.bystanders, *memory.lost, *job.existed})
-        for member in self._over:
+        self._last_run_members = frozenset(
+            {*memory.placement, *memory.bystanders, *memory.lost, *job.existed}
+        )
+        for member in self._last_run_members:
             order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
             self._server.order(member, order)
 
@@ -544,16 +546,18 @@ class SupervisedJob:
         self.is_at_rest = True
         while True:
             await asyncio.sleep(POLL_S)
-            new = set(self.backend.members) - self._over
+            new = set(self.backend.members) - self._last_run_members
             if not new:
                 continue
             standbys = {pod.member for pod in self._pods if pod.is_standby}
             is_next_attempt = job.memory.exit_code and not self._stop.current and not new <= standbys
-            if is_next_attempt or (not self.key.uid and succession.are_gone(self._over, self._pods)):
+            if is_next_attempt or (
+                not self.key.uid and succession.are_gone(self._last_run_members, self._pods)
+            ):
                 self.is_at_rest = False
                 self._earlier = frozenset(pod.uid for pod in self._pods if pod.has_ended)
                 return True
-            self._over |= new
+            self._last_run_members |= new
             for member in new:
                 order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
                 self._server.order(member, order)

@@ -132,7 +132,7 @@ def reason_to_stop(view: View, policy: Policy, cause: Fault) -> End | None:
     if kind_of(cause.kind).is_bad_number and _is_repeated(view, cause) and not policy.skip_bad_batches:
         hint = "" if reports.script_keeps_own_state(view) else "; --skip-bad-batches would skip it"
         hint += ", --loss-jump 0 would ignore it" if cause.kind == "loss_jump" else ""
-        return End(1, _names_batch(view, cause) + hint, "", cause)
+        return End(1, _batch_words(view, cause) + hint, "", cause)
     if cause.signature == faults.VOLUME and _refused_before(view) + 1 >= VOLUME_TRIES:
         why = f"{cause.detail}: tried {VOLUME_TRIES} times. The state itself is intact: free memory there"
         return End(1, f"{why} or enlarge the volume (docker run --shm-size), then resume the run", "", cause)
@@ -222,7 +222,7 @@ def _is_repeated(view: View, cause: Fault) -> bool:
     return any(kind_of(p.kind).is_bad_number and p.step == cause.step for p in view.memory.history)
 
 
-def _names_batch(view: View, cause: Fault) -> str:
+def _batch_words(view: View, cause: Fault) -> str:
     where = f" (batch position {cause.position})" if cause.position >= 0 else ""
     step = reports.name_step(view, cause.step)
     return f"{step} of rank {cause.rank}{where} produces a bad number again: {cause.detail}"
@@ -406,7 +406,7 @@ def _skipped(
     is_bad = cause is not None and kind_of(cause.kind).is_bad_number
     if cause is not None and is_bad and _is_repeated(view, cause) and policy.skip_bad_batches:
         skip = tuple(sorted({*skip, cause.step}))
-        line = f"{_names_batch(view, cause)}: step {cause.step} will be skipped"
+        line = f"{_batch_words(view, cause)}: step {cause.step} will be skipped"
     if stored is not None:
         skip = tuple(sorted({*skip, *stored.skip}))
     return skip, (line,) if line else ()

@@ -84,7 +84,7 @@ class StatusNews:
 
     def __init__(self, incidents: IncidentRecords) -> None:
         self._incidents = incidents
-        self._over = incidents.before  # the newest incident that was shown as ended
+        self._last_ended = incidents.before  # the newest incident that was shown as ended
         self._shown: set[tuple[object, object]] = set()
         self._slow = _SlowRanks()
         self._warm = _WarmFailures()
@@ -105,7 +105,7 @@ class StatusNews:
         number = _number(opened)
         if opened:
             news += self._before(number)
-        if opened and number > self._over and ("open", number) not in self._shown:
+        if opened and number > self._last_ended and ("open", number) not in self._shown:
             self._shown.add(("open", number))
             news += _line(opened, what(opened))
         return news
@@ -113,7 +113,7 @@ class StatusNews:
     def _before(self, number: int) -> list[str]:
         """Return the lines of incidents that ended before incident `number` and were not shown yet."""
         lines: list[str] = []
-        for each in range(max(self._over + 1, number - _MAX_MISSED), number):
+        for each in range(max(self._last_ended + 1, number - _MAX_MISSED), number):
             found = self._incidents.recall(each)
             if found is None or found.get("open"):
                 break  # the incident will be shown when it has ended
@@ -122,14 +122,14 @@ class StatusNews:
 
     def _missed(self, last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return the incidents before `last` that began and ended between two statuses."""
-        numbers = range(max(self._over + 1, _number(last) - _MAX_MISSED), _number(last))
+        numbers = range(max(self._last_ended + 1, _number(last) - _MAX_MISSED), _number(last))
         return [found for number in numbers if (found := self._incidents.recall(number)) is not None]
 
     def _ended(self, found: Mapping[str, Any]) -> list[str]:
         """Return the lines of an incident that has ended; [] if they were already shown."""
-        if _number(found) <= self._over:
+        if _number(found) <= self._last_ended:
             return []
-        self._over = _number(found)
+        self._last_ended = _number(found)
         return [*_line(found, sentence(found)), *_traceback(found)]
 
     def _storage(self, status: Mapping[str, Any]) -> list[str]:

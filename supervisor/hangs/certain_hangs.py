@@ -17,9 +17,9 @@ from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import SECOND_NS, Fault, LateRank, Policy, RankAtRest, View
 
-SIDE_S = 0.3  # how long to wait for the other ranks' inspections, which have already begun
+OTHERS_INSPECTED_S = 0.3  # how long to wait for the other ranks' inspections, which have already begun
 STOPPED_S = 1.0  # how long to wait if a stopped rank is not late, because no inspection has begun yet
-LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
+PEER_LEFT_S = 5.0  # how long ranks that are not late must have waited for a rank that has exited
 
 
 def certain(view: View, named: LateRank, why: str) -> StallVerdict:
@@ -34,7 +34,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.longest_limit_s(group_reports.stalls(view))
-        act_ns = view.watch.since_ns + int((late_s + SIDE_S) * SECOND_NS)
+        act_ns = view.watch.since_ns + int((late_s + OTHERS_INSPECTED_S) * SECOND_NS)
     return StallVerdict(detail, named.rank, place=place, limit_s=0.0, act_ns=act_ns, fault=fault)
 
 
@@ -90,7 +90,7 @@ def abandoned(view: View) -> StallVerdict | None:
         return None
     still_ns = max(max(each.since_ns, each.worked_ns) for each in here.values())
     return replace(
-        partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(LEFT_S * SECOND_NS)
+        partner_left(view, left[0], list(here.values())), act_ns=still_ns + int(PEER_LEFT_S * SECOND_NS)
     )
 
 

@@ -19,7 +19,7 @@ from holdfast.protocol.drills import DRILLS
 from supervisor.admission.pod_layout import MAX_JOB_RANKS
 from supervisor.admission.settings import ANNOTATIONS
 from supervisor.cli import checkpoints, parser
-from supervisor.cli.commands import RunOptions
+from supervisor.cli.command_options import RunOptions
 from supervisor.cli.option_table import COMMANDS
 from supervisor.cluster.adoption.pod_facts import MAX_MEMBERS
 from supervisor.cluster.adoption.workload_kinds import shipped

@@ -67,7 +67,7 @@ class Protection:
         )
         self._is_restored = rank.launch.restore is None
         # The step that completed the last loop; -1 if the script left that loop early.
-        self._over = -1
+        self._completed_step = -1
 
     # -- before the first loop
 
@@ -150,7 +150,7 @@ class Protection:
         """
         self.backup.begin_loop(step)
         self.snapshots.begin_loop(step)
-        self._over = -1
+        self._completed_step = -1
         self.changes.before_loop(step, has_consulted=has_consulted, is_adapted=is_adapted)
 
     def before_optimizer(self, step: int, *, skipped: bool = False) -> None:
@@ -171,7 +171,7 @@ class Protection:
 
     def after_loop(self, step: int) -> None:
         """Record that the loop was completed at `step`, and copy its final state if necessary."""
-        self._over = step
+        self._completed_step = step
         self.snapshots.after_loop(step)
 
     # -- the end
@@ -183,7 +183,7 @@ class Protection:
         it starts again. If it changed the state after the loop, training cannot continue from that state,
         because the script may have loaded other weights for another purpose.
         """
-        step = self._over
+        step = self._completed_step
         if not self.changes.has_begun_loop:
             return "the script ran no loop over state.steps(n)"
         if step < 0 or self.committed.step != step:

@@ -163,7 +163,7 @@ class SnapshotSchedule:
         if done == 1:
             state_bytes = self.writer.prepare_layout()  # an optimizer has no state before its first step
             self.expect(state_bytes)
-            self._meet_slots(state_bytes)
+            self._map_slots(state_bytes)
         if self._asked_every < 0 and done == snapshot_writer.MIN_SAMPLES:
             self._choose_interval()
         if self._asked_every and self._rank.local_rank == 0:
@@ -204,7 +204,7 @@ class SnapshotSchedule:
         if long_enough and step != self.voided and not self.held(step) and self._committed.changed() is None:
             self.copy(step)
 
-    def _meet_slots(self, state_bytes: int) -> None:
+    def _map_slots(self, state_bytes: int) -> None:
         """Map the slots' pages into this process early, because a recovery may wait for the first copy."""
         if self._rank.local_rank or self._device.queues:  # with a device, pinning the slots maps them
             return

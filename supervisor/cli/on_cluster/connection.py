@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from holdfast.errors import BadInput
 from holdfast.process import event_loop
-from supervisor.cli.commands import ClusterOptions
+from supervisor.cli.command_options import ClusterOptions
 from supervisor.kubernetes.access import ClusterNotConfigured
 from supervisor.kubernetes.client import ApiServer, connect
 from supervisor.kubernetes.errors import ApiError, Forbidden, ServerUnreachable, Unauthenticated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from holdfast.errors import BadInput
-from supervisor.cli import commands, control
+from supervisor.cli import command_options, control
 from supervisor.cli.on_cluster import stopped_owner
 from supervisor.cli.on_cluster.job_source import READ_S, NamedJob
 from supervisor.cluster.supervision.status_fields import DRILL_DONE
@@ -18,7 +18,7 @@ DRILL_S = 10.0 + LIMIT_S
 DRILL_TRIES = 8  # attempts at a conditional write, which fails if the supervisor has written to the resource
 
 
-def stop(job: NamedJob, command: commands.Stop) -> int:
+def stop(job: NamedJob, command: command_options.Stop) -> int:
     """Stop the job, wait until it has ended, and return the exit code. Raises `BadInput`.
 
     Afterwards, print what the owner of the pods does next, because only a user can end or suspend the owner.
@@ -33,7 +33,7 @@ def stop(job: NamedJob, command: commands.Stop) -> int:
     return code
 
 
-def inject(job: NamedJob, command: commands.Inject) -> int:
+def inject(job: NamedJob, command: command_options.Inject) -> int:
     """Inject a fault into the job, and return the exit code. Raises `BadInput`."""
     _check_running(job, "inject")
     carry_out(job, command.kind, command.rank)

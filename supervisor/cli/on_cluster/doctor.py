@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import BadInput
 from supervisor.admission import pod_layout
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.diagnosis import DoctorFinding, PodSurroundings
@@ -39,7 +39,7 @@ class Withheld:
     why: str
 
 
-def show(connection: ClusterConnection, command: commands.Doctor) -> int:
+def show(connection: ClusterConnection, command: command_options.Doctor) -> int:
     """Print the findings, and return the exit code. Raises `BadInput` for an unknown pod or namespace."""
     namespace, name = place(connection, command, command.pod)
     found = tuple(_Examination(connection, namespace, name).run())

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from holdfast.errors import BadInput
-from supervisor.cli.commands import ClusterOptions, JobOptions
+from supervisor.cli.command_options import ClusterOptions, JobOptions
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
 from supervisor.cli.on_cluster.resource import mapping, recent_of, status_of, view_of
 from supervisor.cluster.supervision.contents import SUPERVISIONS

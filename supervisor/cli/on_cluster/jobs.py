@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.errors import BadInput
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.api_client import AGED_S, age_of, is_current, outdated
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
 from supervisor.cli.on_cluster.resource import mapping, recent_of, view_of
@@ -23,7 +23,7 @@ from supervisor.wording import count, ettr, seconds, table, what
 _RIGHT = frozenset({3, 4, 5, 6, 7})
 
 
-def show(connection: ClusterConnection, command: commands.Jobs) -> int:
+def show(connection: ClusterConnection, command: command_options.Jobs) -> int:
     """List the jobs and return the exit code. Raises `BadInput` if Holdfast is not installed."""
     namespace = "" if command.all_namespaces else command.namespace or connection.namespace
     try:

@@ -11,7 +11,7 @@ from holdfast.version import __version__
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import InjectionContext
 from supervisor.admission.manifest import NotYaml, has_template, inject_manifest
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cluster.adoption import template_check
 from supervisor.display.screen import Unwritable
 
@@ -22,7 +22,7 @@ _NOTHING = (
 _EXPECTED = "expected the manifest of a Pod, or of an object that contains a pod template, such as a Job"
 
 
-def show(command: commands.InjectManifest) -> int:
+def show(command: command_options.InjectManifest) -> int:
     """Print the injected manifest, and notes on stderr. Return the exit code.
 
     If no template requests Holdfast, nothing is printed, because the output may be piped to `kubectl apply`,

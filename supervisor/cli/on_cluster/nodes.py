@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.protocol.foreign_text import one_line
 from supervisor.admission import pod_layout
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.jobs import seconds_of
 from supervisor.display.screen import say, say_all, say_json
@@ -35,7 +35,7 @@ READ_S = 0.5
 _SHOWN = 60  # characters of a finding in the table
 
 
-def show(connection: ClusterConnection, command: commands.Nodes) -> int:
+def show(connection: ClusterConnection, command: command_options.Nodes) -> int:
     """Carry out `holdfast nodes`, and return the exit code. Raises `BadInput` for an unknown node."""
     if command.action in ("release", "quarantine"):
         return _request(connection, command)
@@ -210,7 +210,7 @@ def _check_name(name: str, nodes: Sequence[KnownNode]) -> None:
 # -- requests
 
 
-def _request(connection: ClusterConnection, command: commands.Nodes) -> int:
+def _request(connection: ClusterConnection, command: command_options.Nodes) -> int:
     """Write the request on the Node, and wait until the supervisor has carried it out."""
     nodes = _read(connection)
     _check_name(command.node, nodes)
@@ -235,7 +235,7 @@ def _user(connection: ClusterConnection) -> str:
     return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
 
-def _await(connection: ClusterConnection, command: commands.Nodes) -> int:
+def _await(connection: ClusterConnection, command: command_options.Nodes) -> int:
     deadline_s = time.monotonic() + CARRY_OUT_S
     while time.monotonic() < deadline_s:
         time.sleep(READ_S)

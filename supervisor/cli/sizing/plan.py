@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.cli.sizing import report
 from supervisor.display.screen import say_all, say_json
 from supervisor.options.plan_options import AUTO
@@ -12,7 +12,7 @@ from supervisor.planning.planner import plan
 from supervisor.planning.simulation import Simulated, simulate
 
 
-def show(command: commands.PlanOptions) -> int:
+def show(command: command_options.PlanOptions) -> int:
     """Print the plan, and return the exit code."""
     own = None if command.standbys == AUTO else command.standbys
     found = plan(command, own or 0)
@@ -25,6 +25,6 @@ def show(command: commands.PlanOptions) -> int:
     return 0
 
 
-def _simulate(command: commands.PlanOptions, rows: list[int]) -> dict[int, Simulated]:
+def _simulate(command: command_options.PlanOptions, rows: list[int]) -> dict[int, Simulated]:
     """Simulate each number of standbys. All rows use the same seed, so none depends on the others."""
     return {row: simulate(command, row, random.Random(command.seed).random) for row in rows}

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.__main__ import main
 from holdfast.version import __version__
-from supervisor.cli import commands
+from supervisor.cli import command_options
 from supervisor.store.run_directory import open_for_run
 from tests.local.command.test_parts import installation, python
 from tests.unit.supervisor.status_samples import incident
@@ -58,7 +58,7 @@ def test_a_reader_that_closes_the_pipe_early_causes_no_traceback(
     script = "import sys; from supervisor.__main__ import main\nsys.exit(main(['incidents', '--json']))\n"
     ours, theirs = os.pipe()
     os.close(ours)
-    root = Path(commands.__file__).parents[2]
+    root = Path(command_options.__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-c", script],
         stdout=theirs,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import exit_codes
-from supervisor.cli import commands, demo, incidents
+from supervisor.cli import command_options, demo, incidents
 from supervisor.cli.on_cluster.connection import ClusterConnection, connected
 from supervisor.cli.on_cluster.demo import faults, pods
 from supervisor.cli.on_cluster.demo.faults import ClusterFault, FaultMaker
@@ -58,7 +58,7 @@ WHOLE = ClusterScenario(900, 0.1, 20, faults.FAULTS)
 QUICK = ClusterScenario(300, 0.1, 10, faults.QUICK)
 
 
-def run(command: commands.Demo) -> int:
+def run(command: command_options.Demo) -> int:
     """Run the demo on a cluster, and return the exit code.
 
     The exit code is 0 if the job recovered from all faults as expected and the weights are equal, 130 after

@@ -14,7 +14,7 @@ from holdfast.protocol.member_messages import MemberOrder
 from holdfast.protocol.progress_writer import Page
 from sidecar.state import checkpointing
 from sidecar.state.checkpointing import RETRY_S, CheckpointSaver, CheckpointSchedule
-from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.late_ranks import HangPolicy
 from sidecar.watch.progress_monitor import ProgressMonitor
 from tests.samples.checkpoints import newest_whole
 from tests.unit.sidecar.fake_peer import fetching

@@ -12,7 +12,7 @@ import pytest
 from holdfast.protocol.member_messages import UncommittedWork
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.progress_writer import Page
-from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.late_ranks import HangPolicy
 from sidecar.watch.progress_monitor import SOON_S, ProgressMonitor
 from tests.sandbox import memory_directory
 

@@ -10,7 +10,7 @@ from holdfast.protocol import environment
 from supervisor.admission import settings
 from supervisor.admission.pod_layout import PREFIX
 from supervisor.admission.settings import ANNOTATIONS, DurableStorage, PodSettings, PodSettingsError
-from supervisor.cli.commands import RunOptions
+from supervisor.cli.command_options import RunOptions
 from supervisor.cli.run import policy_of_run
 from supervisor.controller import policy_options
 from supervisor.options.run_options import RUN

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import BadInput
 from supervisor.cli import api_client, control
-from supervisor.cli.commands import Inject, Stop
+from supervisor.cli.command_options import Inject, Stop
 from supervisor.store.run_directory import RunDir, open_for_run
 from tests.unit.supervisor.api_stub import Answer, api
 from tests.unit.supervisor.status_samples import status

@@ -10,8 +10,8 @@ from holdfast.protocol import defaults
 from holdfast.protocol.launcher_messages import Launch
 from holdfast.state.loss_guard import LossGuard
 from sidecar.config import Config
-from sidecar.watch.hang_detector import HangPolicy
-from supervisor.cli.commands import RunOptions
+from sidecar.watch.late_ranks import HangPolicy
+from supervisor.cli.command_options import RunOptions
 from supervisor.cli.run import policy_of_run
 from supervisor.options import run_options
 from supervisor.view.model import Policy

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.protocol import environment
-from supervisor.cli import commands, parser
+from supervisor.cli import command_options, parser
 from supervisor.cli.option_table import COMMANDS
 from supervisor.options.run_options import Option
 
@@ -31,19 +31,19 @@ IN_WORDS = {
 }  # defaults that are not values of the option
 NOT_A_BEGINNING = {"a", "an", "the", "how", "what", "whether", "if", "for", "when", "which", "to"}
 DATA = {
-    "run": commands.RunOptions,
-    "status": commands.Status,
-    "incidents": commands.Incidents,
-    "explain": commands.Explain,
-    "checkpoints": commands.Checkpoints,
-    "stop": commands.Stop,
-    "inject": commands.Inject,
-    "jobs": commands.Jobs,
-    "doctor": commands.Doctor,
-    "nodes": commands.Nodes,
-    "inject-manifest": commands.InjectManifest,
-    "plan": commands.PlanOptions,
-    "demo": commands.Demo,
+    "run": command_options.RunOptions,
+    "status": command_options.Status,
+    "incidents": command_options.Incidents,
+    "explain": command_options.Explain,
+    "checkpoints": command_options.Checkpoints,
+    "stop": command_options.Stop,
+    "inject": command_options.Inject,
+    "jobs": command_options.Jobs,
+    "doctor": command_options.Doctor,
+    "nodes": command_options.Nodes,
+    "inject-manifest": command_options.InjectManifest,
+    "plan": command_options.PlanOptions,
+    "demo": command_options.Demo,
 }
 GUIDE = (Path(__file__).parents[4] / "docs" / "user-guide.md").read_text()
 

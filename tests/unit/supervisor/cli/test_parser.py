@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInput
 from holdfast.protocol import defaults
 from holdfast.version import __version__
-from supervisor.cli import commands
-from supervisor.cli.commands import Command, RunOptions, Show
+from supervisor.cli import command_options
+from supervisor.cli.command_options import Command, RunOptions, Show
 from supervisor.cli.option_table import COMMANDS
 from supervisor.cli.parser import parse
 
@@ -276,23 +276,23 @@ def test_a_directory_is_not_accepted_as_a_script(here: Path) -> None:
 
 def test_the_other_commands_have_their_options(here: Path) -> None:
     there = Path("d")
-    assert asked(here, "status --run-dir d --json") == commands.Status(there, True)
-    assert asked(here, "incidents") == commands.Incidents()
-    assert asked(here, "explain --json i-0001") == commands.Explain("i-0001", None, True)
-    assert asked(here, "checkpoints --verify") == commands.Checkpoints(True)
-    assert asked(here, "stop --now --run_dir=d") == commands.Stop(True, there)
-    assert asked(here, "inject kill --rank 3") == commands.Inject("kill", 3)
-    assert asked(here, "status --job a/gpt") == commands.Status(job="a/gpt")
-    assert asked(here, "stop --job gpt -n a --context=c") == commands.Stop(
+    assert asked(here, "status --run-dir d --json") == command_options.Status(there, True)
+    assert asked(here, "incidents") == command_options.Incidents()
+    assert asked(here, "explain --json i-0001") == command_options.Explain("i-0001", None, True)
+    assert asked(here, "checkpoints --verify") == command_options.Checkpoints(True)
+    assert asked(here, "stop --now --run_dir=d") == command_options.Stop(True, there)
+    assert asked(here, "inject kill --rank 3") == command_options.Inject("kill", 3)
+    assert asked(here, "status --job a/gpt") == command_options.Status(job="a/gpt")
+    assert asked(here, "stop --job gpt -n a --context=c") == command_options.Stop(
         job="gpt", namespace="a", context="c"
     )
-    assert asked(here, "jobs -A --json") == commands.Jobs(True, True)
-    assert asked(here, "jobs --namespace a") == commands.Jobs(namespace="a")
-    assert asked(here, "doctor") == commands.Doctor()
-    assert asked(here, "doctor gpt-0 -n=a") == commands.Doctor("gpt-0", namespace="a")
-    assert asked(here, "inject-manifest - --image i") == commands.InjectManifest("-", "i")
-    assert asked(here, "demo --run-dir d --keep") == commands.Demo(there, True)
-    assert asked(here, "demo --cluster --context c") == commands.Demo(cluster=True, context="c")
+    assert asked(here, "jobs -A --json") == command_options.Jobs(True, True)
+    assert asked(here, "jobs --namespace a") == command_options.Jobs(namespace="a")
+    assert asked(here, "doctor") == command_options.Doctor()
+    assert asked(here, "doctor gpt-0 -n=a") == command_options.Doctor("gpt-0", namespace="a")
+    assert asked(here, "inject-manifest - --image i") == command_options.InjectManifest("-", "i")
+    assert asked(here, "demo --run-dir d --keep") == command_options.Demo(there, True)
+    assert asked(here, "demo --cluster --context c") == command_options.Demo(cluster=True, context="c")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

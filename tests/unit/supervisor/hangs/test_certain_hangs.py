@@ -155,7 +155,7 @@ def test_a_rank_that_exited_with_0_is_at_fault_while_another_waits_for_it(
     detail = "rank 2 exited with 0 at step 4 while rank 0 waits for it at step 5"
     begun_s = 98.0 if late else 100.0
     fault = Fault("crash", 2, "m2", 4, int(begun_s * S), "exited with 0 at step 4", detail, code=0)
-    act_s = begun_s + certain_hangs.LEFT_S
+    act_s = begun_s + certain_hangs.PEER_LEFT_S
     assert detection.judge(view, POLICY) == verdict(fault, act_s)
 
 

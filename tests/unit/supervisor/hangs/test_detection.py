@@ -84,7 +84,7 @@ def test_a_certain_hang_waits_briefly_for_the_stacks_of_the_other_ranks() -> Non
     found = judged(there(0, None), there(1, STOPPED, late_s=0.7), there(0, None))
     assert found is not None
     assert found.act_ns is not None
-    assert 100 * S < found.act_ns <= 100 * S + int(certain_hangs.SIDE_S * S)
+    assert 100 * S < found.act_ns <= 100 * S + int(certain_hangs.OTHERS_INSPECTED_S * S)
 
 
 def test_a_lock_on_all_ranks_is_certain_and_no_rank_is_blamed_at_random() -> None:
@@ -201,12 +201,12 @@ def test_ranks_in_a_first_step_that_wait_for_one_that_has_left_do_not_get_its_fu
     before = seen(there(0, meets, stalled=False, first_step=True), left)
     found = detection.judge(before, POLICY)
     assert found is not None
-    assert found.act_ns == before.now_ns + int(certain_hangs.LEFT_S * S)
+    assert found.act_ns == before.now_ns + int(certain_hangs.PEER_LEFT_S * S)
     assert found.fault is not None
     assert (found.fault.rank, found.fault.kind) == (1, "crash")
     for other in (SLEEPS, WAITS, replace(meets, moved=True)):  # works, waits for a device, or makes progress
         first = seen(there(0, other, stalled=False, first_step=True), left)
-        later = replace(first, now_ns=first.now_ns + int(2 * certain_hangs.LEFT_S * S))
+        later = replace(first, now_ns=first.now_ns + int(2 * certain_hangs.PEER_LEFT_S * S))
         again = there(0, replace(other, phase_seq=2), turn=2, stalled=False, first_step=True)
         later = replace(later, members=(again, left))
         later = replace(later, watch=observation.update(first.watch, later))

@@ -16,7 +16,7 @@ from holdfast.protocol.launcher_messages import Ending, StartTimes
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import NOT_BEGUN, Phase, name_of, pause_phase
 from holdfast.protocol.progress_writer import Page
-from sidecar.watch.hang_detector import HangPolicy
+from sidecar.watch.late_ranks import HangPolicy
 from sidecar.watch.progress_monitor import ProgressMonitor
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation

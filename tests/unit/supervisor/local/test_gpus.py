@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import BadInput
 from holdfast.process import gpu_assignment
 from supervisor.cli import run_validation
-from supervisor.cli.commands import RunOptions
+from supervisor.cli.command_options import RunOptions
 from supervisor.local import gpus as devices
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from supervisor import __main__ as program
-from supervisor.cli.commands import InjectManifest
+from supervisor.cli.command_options import InjectManifest
 from supervisor.cli.on_cluster.manifest import show
 from supervisor.display.screen import Unwritable
 from tests.unit.supervisor.cli.on_cluster.test_connection import Printed, refused

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor import __main__ as program
 from supervisor.cli import parser
-from supervisor.cli.commands import PlanOptions
+from supervisor.cli.command_options import PlanOptions
 from supervisor.planning.model import SizingInputs
 from supervisor.planning.planner import MOST, plan, recommended
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.progress import FailKind, Phase, Progress
-from sidecar.watch.hang_detector import (
+from sidecar.watch.late_ranks import (
     KEPT,
     HangPolicy,
     Stall,
