@@ -14,9 +14,10 @@ happened before it, such as a boot days ago.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -197,17 +198,22 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     ]
 
 
-def thinned_boots(boots: Sequence[Burst], signs_s: Sequence[float]) -> list[Burst]:
+def thinned_boots(
+    boots: Sequence[Burst], signs_s: Sequence[float], pairs: Callable[[Sequence[Burst]], Iterable[Burst]]
+) -> list[Burst]:
     """Return the boots, in order; beyond `MAX_BURSTS`, merge adjacent ones without a sign between them.
 
     A boot without a sign between it and the next one separates no faults, and ends none that the next one
     does not end. The merged boot has the time of the later one, so nothing ends earlier than it would have,
     and includes all the time that the node was off. The oldest boots are merged first. Beyond `MAX_BOOTS`,
-    they are merged even if there is a sign between them.
+    boots are merged even if there is a sign between them: first those that are not needed to separate
+    `pairs`, and only if there are not enough of them, the oldest ones.
 
     Args:
         boots: From the last time that the agent ran before each boot until that boot, in order.
         signs_s: The times of everything that a boot may separate or end, in order.
+        pairs: Called with boots; returns the intervals in which one of them must remain if there is one:
+            after the first time, and not after the second.
     """
     surplus, found = len(boots) - MAX_BURSTS, list(boots[:1])
     for boot in boots[1:]:
@@ -216,8 +222,39 @@ def thinned_boots(boots: Sequence[Burst], signs_s: Sequence[float]) -> list[Burs
             surplus -= 1
         else:
             found.append(boot)
+    if len(found) > MAX_BOOTS:
+        found = _separating(found, pairs(found))
     rest = len(found) - MAX_BOOTS
     return [reduce(_joined_boot, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
+
+
+def _separating(boots: Sequence[Burst], pairs: Iterable[Burst]) -> list[Burst]:
+    """Return the boots, with the oldest ones merged that are not needed to separate all pairs.
+
+    The node counts as off from the first of the merged boots to the last one. So whatever there was between
+    them, there is not less time off before it or after it than there was.
+    """
+    times = [at_s for _, at_s in boots]
+    needed, newest_s = set[float](), -inf
+    for first_s, second_s in sorted(pairs, key=lambda pair: pair[1]):
+        at = bisect_right(times, second_s)
+        if newest_s <= first_s and at and times[at - 1] > first_s:
+            newest_s = times[at - 1]
+            needed.add(newest_s)
+    surplus, found = len(boots) - MAX_BOOTS, list(boots[:1])
+    for boot in boots[1:]:
+        if surplus > 0 and found[-1][1] not in needed:
+            found[-1] = found[-1][0], boot[1]
+            surplus -= 1
+        else:
+            found.append(boot)
+    return found
+
+
+def gaps(spans: Sequence[Burst]) -> Iterator[Burst]:
+    """Yield the intervals between disjoint spans, in order."""
+    for before, after in pairwise(spans):
+        yield before[1], after[0]
 
 
 def _joined_boot(before: Burst, boot: Burst) -> Burst:

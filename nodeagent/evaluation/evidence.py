@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts, thinned_boots
+from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts, gaps, merged_bursts, thinned_boots
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
@@ -254,7 +255,7 @@ class Evidence:
         many = [each for each in self._boots_by_variant() if len(each.moments) > MAX_BURSTS]
         signs_s = self._signs_s() if many else []
         for each in many:
-            each.moments = thinned_boots(each.moments, signs_s)
+            each.moments = thinned_boots(each.moments, signs_s, self._pairs)
 
     def _signs_s(self) -> list[float]:
         """Return the times of the known events except boots, and of the sightings of GPUs, in order."""
@@ -267,6 +268,29 @@ class Evidence:
         )
         times = {at_s for bursts in kept for span in bursts.moments for at_s in span}
         return sorted(times.union(self.devices.sightings_s()))
+
+    def _pairs(self, boots: Sequence[Burst]) -> Iterator[Burst]:
+        """Yield the intervals in which a boot makes a difference to the evidence (`thinned_boots`).
+
+        These are the intervals between successive events of the same kind about one GPU, which a boot makes
+        two faults, and the one that tells when a GPU was exchanged.
+        """
+        times = [at_s for _, at_s in boots]
+        for seen_s in self.devices.sightings_s():
+            if before := bisect_right(times, seen_s):
+                yield times[before - 2] if before > 1 else -inf, seen_s
+        for store in self.stores:
+            about: dict[Event, list[Sequence[Burst]]] = {}
+            for (entity, check, code), variants in store.items():
+                for owner in self.owners_of(entity) if check not in MARKS else ():
+                    about.setdefault((owner, check, code), []).extend(
+                        each.moments for each in variants.values()
+                    )
+            for series in about.values():
+                for each in series:
+                    yield from gaps(each)
+                if len(series) > 1:
+                    yield from gaps(merged_bursts(series, 0.0))
 
     def times(self, entity: str, check: str) -> list[float]:
         """Return the times when a mark was seen, oldest first."""

@@ -44,7 +44,7 @@ class GpuHistory:
     recovery: int = 0  # the driver's recovery action
     request_kept: bool = False  # persistence mode was on when the driver's request for a reset was last read
     required: bool = False  # NVML has answered RESET_REQUIRED since the GPU last worked
-    required_kept: bool = False  # persistence mode was on when NVML first gave this answer
+    required_kept: bool = False  # persistence mode was on when NVML first gave this answer, and not off since
     nvlink_total: CounterSum = field(default_factory=CounterSum)  # the sum of the links' errors
     # The following belong to one session of NVML and are not saved.
     uncorrected: tuple[int, float] | None = None  # the session, and the volatile counter
@@ -69,10 +69,14 @@ class GpuHistory:
         self.state = state
         return back
 
-    def take_required(self, state: int, session: int) -> None:
-        """Record whether the GPU needs a reset; a GPU that left the bus is not back without one."""
+    def take_required(self, state: int, session: int, mode: bool | None = None) -> None:
+        """Record whether the GPU needs a reset; a GPU that left the bus is not back without one.
+
+        Args:
+            mode: The persistence mode, read after NVML answered RESET_REQUIRED; None: it could not be read.
+        """
         if state == RESET_REQUIRED:
-            self.required_kept = self.required_kept if self.required else self.persistence is True
+            self.required_kept = (self.required_kept and mode is not False) if self.required else mode is True
             self.required, self.required_in = True, session
         elif state in (OK, LOST):
             self.required = False
@@ -202,6 +206,7 @@ class GpuRoster:
     def __init__(self, past: NodeGpus, configured: int | None, progress: CallProgress | None = None) -> None:
         self.history = past
         self.queries: dict[str, GpuQuery] = {}
+        self.last_queries: dict[str, GpuQuery] = {}  # of this session, also of GPUs that NVML opens no longer
         self.absent: dict[str, tuple[int, str]] = {}  # state and reason of each GPU without a query
         self.count = -1  # the number of GPUs that NVML lists
         self._bus = GpuBus()
@@ -269,6 +274,7 @@ class GpuRoster:
     def void(self) -> None:
         """Drop all handles, because a new session has started."""
         self.queries.clear()
+        self.last_queries.clear()
 
     def update(self, found: GpuInventory, bus: GpuBus) -> Iterator[Exchange]:
         """Update from NVML's list, and look for the GPUs that are not on it. Yields the replaced GPUs.
@@ -317,7 +323,7 @@ class GpuRoster:
             yield pci, known.uuid, gpu.uuid
         kept = self.queries.get(pci)
         if kept is None or kept.gpu != gpu:
-            self.queries[pci] = GpuQuery(gpu, self._progress)
+            self.queries[pci] = self.last_queries[pci] = GpuQuery(gpu, self._progress)
 
 
 def state_of_code(code: int) -> int:

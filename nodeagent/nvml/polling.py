@@ -25,8 +25,8 @@ ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
 EARLY_S = 1.0  # a sweep that is this early is treated as on time
 # How often to initialise NVML again while a GPU is missing. NVML looks for GPUs only during initialisation.
 RENEW_S = 60.0
-# How often the modes of each GPU are read. They are also read when `nvlink_down` or a falling counter depends
-# on them.
+# How often the modes of each GPU are read. They are also read when `nvlink_down`, a falling counter or a sign
+# of a reset depends on them.
 MODES, MODES_S = "modes", 300.0
 UNSEEN_RESET = "NVML answered that the GPU needs a reset; the GPU works again, but no reset was seen"
 
@@ -88,6 +88,7 @@ def sweep_gpu(
     due: frozenset[str],
     absent: tuple[int, str],
     session: NvmlSession,
+    last_query: GpuQuery | None = None,
 ) -> Iterator[GpuReading]:
     """Yield the due readings of one GPU, then its state, and a `gpu_reset` if it was reset.
 
@@ -96,6 +97,7 @@ def sweep_gpu(
         known: The GPU's history, which is updated.
         absent: The state to report, and the reason, if `query` is None.
         session: The session of NVML that `query` belongs to.
+        last_query: The last one in this session, even if NVML can no longer open the GPU.
 
     Raises:
         DriverGone.
@@ -117,7 +119,8 @@ def sweep_gpu(
     if known.take_state(state, present=query is not None) and not is_unproven:
         reasons.append("the GPU is back")
     if query is not None or state != gpu_roster.OK:
-        known.take_required(state, session.number)
+        mode = _mode_of_broken(last_query) if state == gpu_roster.RESET_REQUIRED else None
+        known.take_required(state, session.number, mode)
     if "gpu_state" in due or state != before:
         yield GpuReading("gpu_state", state, why)
     if is_unproven:
@@ -163,6 +166,17 @@ def _request_was_met(action: int, query: GpuQuery, known: GpuHistory, session: N
     if known.requests_reset and not (same_session and action == before):
         known.request_kept = gpu_checks.persistence_mode(query) is True
     return done and (same_session or (known.request_kept and gpu_checks.persistence_mode(query) is True))
+
+
+def _mode_of_broken(query: GpuQuery | None) -> bool | None:
+    """Return the persistence mode of a GPU that needs a reset; None if NVML does not tell it.
+
+    The mode as last read may be minutes old, so it does not show what the driver forgets from now on.
+    """
+    try:
+        return None if query is None else gpu_checks.persistence_mode(query)
+    except (GpuGone, DriverGone):  # a lost driver shows with the next call, once the state has been recorded
+        return None
 
 
 def _keeps_state(query: GpuQuery, known: GpuHistory, session: NvmlSession) -> bool:
@@ -332,7 +346,7 @@ class NvmlPolling:
         if known.state in gpu_roster.ABSENT and "gpu_state" not in due:
             return  # a missing GPU may take a long time to respond
         absent = self._roster.absent.get(pci, (gpu_roster.VANISHED, "NVML no longer lists it"))
-        for reading in sweep_gpu(query, known, due, absent, session):
+        for reading in sweep_gpu(query, known, due, absent, session, self._roster.last_queries.get(pci)):
             known_facts = self._roster.facts(pci) if reading.check == "gpu_state" else reading.facts
             yield self._observe(reading.check, entity, reading.value, reading.text, known_facts)
 

@@ -22,7 +22,7 @@
 enum {
     OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, FUNCTION_NOT_FOUND = 13,
-    GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18, INSUFFICIENT_RESOURCES = 23,
+    GPU_IS_LOST = 15, RESET_REQUIRED = 16, LIB_RM_VERSION_MISMATCH = 18, INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 
@@ -459,8 +459,11 @@ int nvmlDeviceValidateInforom(nvmlDevice_t device) {
 
 /* -- modes */
 
+/* According to NVML's documentation, this call does not return RESET_REQUIRED. */
 int nvmlDeviceGetPersistenceMode(nvmlDevice_t device, int *mode) {
-    ABOUT(device);
+    struct fake_gpu *gpu = NULL;
+    int code = about(__func__, device, &gpu);
+    if (code != OK && !(gpu && code == RESET_REQUIRED)) return code;
     *mode = (int)gpu->persistence;
     return OK;
 }

@@ -328,17 +328,21 @@ def test_a_mode_that_was_turned_off_after_the_request_was_read_keeps_no_request(
     assert told(room.read(), "gpu_reset") == []
 
 
+@pytest.mark.parametrize("is_other_lost", [False, True])
 @pytest.mark.parametrize("gap", ["restart", "release", "renewal"])
 @pytest.mark.parametrize(
     ("before", "after", "is_reset"), [(1, 1, True), (0, 0, False), (0, 1, False), (1, 0, False)]
 )  # persistence mode
 def test_a_gpu_whose_need_of_a_reset_the_driver_may_have_forgotten_is_not_reset(
-    room: Room, gap: str, before: int, after: int, is_reset: bool
+    room: Room, gap: str, before: int, after: int, is_reset: bool, is_other_lost: bool
 ) -> None:
     gpu, entity = room.fake.gpu(1), room.fake.entity(1)
     gpu.persistence = before
     room.start()
     room.read()
+    if is_other_lost:  # so NVML's list is read before each sweep
+        room.fake.gpu(2).code = 15
+        room.read()
     gpu.code = 16
     room.read()
     if gap == "renewal":
@@ -355,6 +359,40 @@ def test_a_gpu_whose_need_of_a_reset_the_driver_may_have_forgotten_is_not_reset(
     assert told(seen, "gpu_unavailable") == ([] if is_reset else [(entity, 0)])
     seen = room.read()
     assert told(seen, "gpu_reset") + told(seen, "gpu_unavailable") == []
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_mode_that_was_turned_off_around_the_need_of_a_reset_keeps_no_state(room: Room, when: str) -> None:
+    """The mode as last read was on, and it is on again when the agent opens NVML again."""
+    gpu, entity = room.fake.gpu(1), room.fake.entity(1)
+    room.read()
+    if when == "before":
+        gpu.persistence = 0
+        room.read()
+    gpu.code = 16
+    room.read()
+    gpu.persistence = 0
+    room.read()
+    room.sensor.close()
+    gpu.persistence, gpu.code = 1, 0
+    room.restart()
+    seen = room.read()
+    assert (told(seen, "gpu_reset"), told(seen, "gpu_unavailable")) == ([], [(entity, 0)])
+
+
+@pytest.mark.parametrize("code", [16, 999])
+def test_a_mode_that_cannot_be_read_when_a_gpu_needs_a_reset_keeps_no_state(room: Room, code: int) -> None:
+    gpu, entity = room.fake.gpu(1), room.fake.entity(1)
+    room.read()
+    gpu.code = 16
+    room.fake.fail("nvmlDeviceGetPersistenceMode", code, gpu=1)
+    room.read()
+    room.fake.fail("nvmlDeviceGetPersistenceMode", 0, gpu=1)
+    room.sensor.close()
+    gpu.code = 0
+    room.restart()
+    seen = room.read()
+    assert (told(seen, "gpu_reset"), told(seen, "gpu_unavailable")) == ([], [(entity, 0)])
 
 
 def test_a_boot_resets_a_gpu_that_needs_a_reset(room: Room) -> None:

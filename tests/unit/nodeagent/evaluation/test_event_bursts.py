@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
 from nodeagent.evaluation.bursts import (
     GAP_S,
+    MAX_BOOTS,
     MAX_BURSTS,
     Burst,
     EventBursts,
     join_burst,
+    thinned_boots,
     union_bursts,
     window_start_s,
 )
@@ -62,6 +65,17 @@ def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> N
     assert join_burst(many, (-1000.0, -1000.0)) == [(-1000.0, 0.0), *many[1:]]
     assert join_burst(many, (1e6, 1e6)) == [(0.0, 1000.0), *many[2:], (1e6, 1e6)]
     assert union_bursts([]) == union_bursts([[], []]) == []
+
+
+def test_boots_that_separate_no_two_events_of_a_kind_are_merged_before_those_that_do() -> None:
+    boots = [(100.0 * n - 10, 100.0 * n) for n in range(1, MAX_BOOTS + 4)]
+    signs_s = [100.0 * n + 50 for n in range(MAX_BOOTS + 4)]  # one in each life
+    pairs = [(50.0, 150.0), (150.0, 450.0), (350.0, 450.0)]  # the boots at 100 and at 400 do
+    thinned = thinned_boots(boots, signs_s, lambda _: pairs)
+    assert thinned == [(90.0, 100.0), (190.0, 400.0), (490.0, 600.0), *boots[6:]]
+    assert len(thinned) == MAX_BOOTS
+    oldest = thinned_boots(boots, signs_s, lambda _: pairwise(signs_s))  # all boots do
+    assert oldest == [(360.0, 400.0), *boots[4:]]
 
 
 def test_adding_an_event_keeps_the_newest_texts_and_returns_whether_anything_has_changed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.evaluation import growth
-from nodeagent.evaluation.bursts import MAX_BURSTS
+from nodeagent.evaluation.bursts import MAX_BOOTS, MAX_BURSTS
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
@@ -143,6 +143,22 @@ def test_faults_of_very_many_boots_are_kept_apart_by_more_boots_than_there_are_b
         at_s = each.at_s + 30
         shown(each, Observation(at_s, "kernel_task_hung", "node", "kmsg"), now_s=at_s, made=made)
     assert [each.action for each in made.findings(at_s) if each.code == 79] == [Action.REPLACE]
+
+
+def test_a_recurrence_that_a_boot_has_shown_stands_after_1100_boots_with_an_event_before_each() -> None:
+    made, at_s = Evaluator(SHIPPED, 575), 300.0
+    shown(xid(79, 100.0), booted(110.0, 120.0), xid(79, 170.0), now_s=180.0, made=made)
+    for n in range(1100):
+        code = (143, 95, 48, 64, 94, 140, 74, 109, 110, 119, 120)[n % 11]
+        entity = f"gpu/0000:{0x60 + n // 11 % 8:02x}:00.0"
+        made.add(Observation(at_s + 5, "xid", entity, "kmsg", value=float(code)))
+        made.add(booted(at_s + 240, at_s + 300))
+        at_s += 300
+    [found] = [each for each in made.findings(at_s) if (each.code, each.entity) == (79, GPU)]
+    assert (found.action, found.lasting, found.since_s) == (Action.REPLACE, True, 100.0)
+    assert 120.0 in made._evidence.boots()
+    assert len(made._evidence.boots()) == MAX_BOOTS
+    assert sum(until_s - from_s for from_s, until_s in made._evidence.off()) >= 1100 * 60.0 + 10.0
 
 
 def test_the_time_off_of_boots_that_were_merged_does_not_count_as_clean() -> None:
