@@ -45,7 +45,15 @@ _PLAIN_FOLDERS = ("/dev/shm/", "/dev/pts/")
 _POLLS = 40
 _POLL_S = 0.001
 _SUM_BYTES = 8
-OURS_WAIT = frozenset({thread_waits.LOCK, thread_waits.TIMED_LOCK, thread_waits.NETWORK, thread_waits.POLL})
+OURS_WAIT = frozenset(
+    {
+        thread_waits.LOCK,
+        thread_waits.TIMED_LOCK,
+        thread_waits.NETWORK,
+        thread_waits.ACCEPT,
+        thread_waits.POLL,
+    }
+)
 # tqdm's monitor must be waiting for its own lock, because while it writes it holds a lock that other threads
 # need.
 _MONITOR_WAITS = frozenset({thread_waits.TIMED_LOCK})

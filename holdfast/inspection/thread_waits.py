@@ -20,6 +20,7 @@ SLEEP = "sleep"
 POLL = "poll"
 FILE = "file"
 NETWORK = "network"
+ACCEPT = "connection"  # for others to connect: a server without requests, which does no work
 CHILD = "child"
 OTHER = "other"
 UNKNOWN = "unknown"  # the kernel does not show the call, or not to this process
@@ -40,7 +41,8 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
                 *(0, 1, 2, 3, 4, 5, 6, 17, 18, 19, 20, 40, 73, 74, 75, 76, 77, 78, 79, 82, 83, 84, 87),
                 *(217, 257, 262, 263, 264, 277, 285, 295, 296, 306, 316, 326, 332),
             ),
-            NETWORK: (42, 43, 44, 45, 46, 47, 288, 299, 307),
+            NETWORK: (42, 44, 45, 46, 47, 299, 307),
+            ACCEPT: (43, 288),
             CHILD: (61, 247),
         },
         "aarch64": {
@@ -50,7 +52,8 @@ _CALLS: Mapping[str, Mapping[str, tuple[int, ...]]] = MappingProxyType(
                 *(32, 34, 35, 38, 43, 44, 45, 46, 47, 48, 56, 57, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70),
                 *(71, 78, 79, 80, 81, 82, 83, 84, 267, 276, 285, 291),
             ),
-            NETWORK: (202, 203, 206, 207, 211, 212, 242, 243, 269),
+            NETWORK: (203, 206, 207, 211, 212, 243, 269),
+            ACCEPT: (202, 242),
             CHILD: (95, 260),
         },
     }

@@ -35,6 +35,7 @@ _ALL_LOCKS = (
 _OF_CALLS = (
     (thread_waits.FILE, FILE),
     (thread_waits.NETWORK, NETWORK),
+    (thread_waits.ACCEPT, NETWORK),
     (thread_waits.POLL, NETWORK),
     (thread_waits.SLEEP, SLEEP),
     (thread_waits.CHILD, CHILD),

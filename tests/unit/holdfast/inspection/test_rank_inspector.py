@@ -30,7 +30,17 @@ def wait():
     ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(64))
 """
 BESIDE = "threading.Thread(target={target}, args=(600,), name='{name}').start(); threading.Event().wait()"
+# What an idle worker of a torch DataLoader does after it has sent tensors. Its threads wait for the next
+# index, for something to send, and for the rank to ask for a file descriptor.
+LOADER_WORKER = """import multiprocessing.reduction, multiprocessing.resource_sharer as sharer
+import os, queue, select, threading
+sharer.DupFd(0)
+threading.Thread(target=queue.SimpleQueue().get).start()
+while True:
+    select.select([os.pipe()[0]], [], [], 5.0)
+"""
 HABITS = {
+    "loader worker": f"subprocess.Popen([sys.executable, '-c', {LOADER_WORKER!r}]); threading.Event().wait()",
     "lock": "threading.Event().wait()",
     "bare lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "locks": "lock, queue = threading.Lock(), __import__('queue').SimpleQueue(); lock.acquire();"
@@ -150,6 +160,11 @@ def test_the_work_of_child_processes_is_included(pids: dict[str, int]) -> None:
         assert found.children == 1
         found = look_at(pids["child"])
     assert found.children == 1
+
+
+def test_an_idle_worker_of_a_data_loader_is_not_at_work(pids: dict[str, int]) -> None:
+    while look_at(pids["loader worker"]).children:  # while it starts, it is
+        pass
 
 
 def test_written_bytes_and_computing_time_are_counted(pids: dict[str, int]) -> None:
