@@ -490,6 +490,8 @@ def test_a_member_that_does_not_confirm_a_report_is_asked_to_reach_the_one_that_
     warned = replace(seen.memory, warned=(PastWarning(found.place, found.why),))
     assert must_reach(warned, "m1", two) == {"m0"}
     assert must_reach(warned, "m0", two) == set()
+    assert orders.order_for(warned, "m1", two, None).must_confirm == ("http://m0:1",)
+    assert orders.order_for(warned, "m0", two, None).must_confirm == ()
 
 
 def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
