@@ -191,7 +191,7 @@ def _must_confirm(
 
     The member must reach them even if its sidecar is new and has therefore not reached any neighbour yet.
     """
-    if not memory.warned or not neighbours:
+    if not memory.asked or not neighbours:
         return ()
     urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
     wanted = {

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from holdfast.protocol.launcher_messages import Ending
+from supervisor.decision.places import cut_off_members
 from supervisor.decision.unreachable_members import SIGNATURE
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import End, Policy, RunAction, Secure, View, Warn
@@ -175,6 +176,16 @@ def test_so_it_is_if_the_group_has_started_again_before_the_pair_is_confirmed(
     assert name == "m1"
     assert after_s < 145.0
     assert world.final.step == STEPS
+
+
+def test_so_it_is_if_the_user_has_already_been_warned_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_off_members, "MOST_WARNINGS", 0)
+    world = job("m1", policy=replace(POLICY, members=2), fails_ms=300)
+    world.at(CUT_MS + 100, lambda world: world.members["m1"].restart_sidecar()).run(400)
+    assert [name for name, _ in cut_off(world)] == ["m1"]
+    assert not actions(world, Warn)
+    assert world.final.step == STEPS
+    assert not world.memory.asked
 
 
 def test_a_member_that_trained_with_the_standby_is_not_suspected_any_longer() -> None:
