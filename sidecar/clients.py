@@ -25,6 +25,7 @@ from holdfast.protocol.member_messages import (
     CLUSTER_PING_S,
     FEATURES,
     MEMBER_PATH,
+    MUST_CONFIRM,
     MUST_REACH,
     NEIGHBOURS,
     PING_S,
@@ -223,7 +224,7 @@ class SupervisorClient:
                         self._url + MEMBER_PATH,
                         headers={
                             "Authorization": f"Bearer {self._token()}",
-                            FEATURES: f"{NEIGHBOURS} {MUST_REACH}",
+                            FEATURES: f"{NEIGHBOURS} {MUST_REACH} {MUST_CONFIRM}",
                         },
                         protocols=(UPDATES,),
                         heartbeat=PING_S if self._tls is None else CLUSTER_PING_S,

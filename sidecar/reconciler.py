@@ -450,7 +450,8 @@ class Sidecar:
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
         if probe.take_turn(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):
-            self._begin("neighbours", probe.probe(neighbours, now_s, order.must_reach))
+            work = probe.probe(neighbours, now_s, order.must_reach, order.must_confirm)
+            self._begin("neighbours", work)
 
     def _forget_void(self) -> None:
         """Discard the snapshot of a void step, whose state a rank on some member changed after the commit.

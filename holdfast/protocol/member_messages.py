@@ -29,6 +29,7 @@ MEMBER_PATH = "/v1/member"  # where a sidecar opens its WebSocket to the supervi
 FEATURES = "Holdfast-Features"
 NEIGHBOURS = "neighbours"
 MUST_REACH = "must-reach"
+MUST_CONFIRM = "must-confirm"
 # The WebSocket subprotocol in which a report may be followed by updates of it. A sidecar offers it, and an
 # older supervisor does not choose it.
 UPDATES = "holdfast.report-updates.1"
@@ -414,6 +415,10 @@ class MemberOrder:
     # The `neighbours` that can be considered out of reach even if the member has never reached them. Only
     # sent to a sidecar whose connection has the feature `MUST_REACH`.
     must_reach: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
+    # Those of `must_reach` that have reported this member as out of reach. Its sidecar can therefore consider
+    # them out of reach even if it has never reached any neighbour. Only sent to a sidecar whose connection
+    # has the feature `MUST_CONFIRM`.
+    must_confirm: tuple[str, ...] = field(default=(), metadata={**added(), **at_most(MAX_NEIGHBOURS)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ that sidecar is stopped for a while.
 A network policy may allow the connections of the ranks but not those of the sidecars. So a neighbour can be
 considered out of reach only if this sidecar has reached it before, or if the supervisor names it as one that
 must be reached, for example because it is new in the group. But if this sidecar reached no neighbour in an
-earlier generation, such a policy is likely, and no neighbour is considered out of reach.
+earlier generation, such a policy is likely, and no neighbour is considered out of reach. The exception is a
+neighbour that itself reports this member: it has reached this member before, so the policy allows that, and
+this sidecar may simply be new.
 """
 
 from __future__ import annotations
@@ -87,11 +89,18 @@ class NeighbourProbe:
     def _forget(self) -> None:
         self.unreached, self._misses, self._unreached_s = (), {}, {}
 
-    async def probe(self, neighbours: Sequence[str], now_s: float, must_reach: Collection[str] = ()) -> None:
+    async def probe(
+        self,
+        neighbours: Sequence[str],
+        now_s: float,
+        must_reach: Collection[str] = (),
+        must_confirm: Collection[str] = (),
+    ) -> None:
         """Attempt to reach each neighbour once, and update `unreached`.
 
         Neighbours in `must_reach` can be out of reach even if they have never been reached, unless earlier
-        generations had neighbours and none of those was ever reached either.
+        generations had neighbours and none of those was ever reached either. Those in `must_confirm`, a part
+        of `must_reach`, can be out of reach in any case.
         """
         generation = self._generation
         answers = await asyncio.gather(*(_reaches(url) for url in neighbours))
@@ -101,7 +110,7 @@ class NeighbourProbe:
         self._reached |= reached
         self._tried = self._tried or not set(must_reach).issuperset(neighbours)
         if self._tried_before and not self._reached:
-            must_reach = ()
+            must_reach = must_confirm
         if generation != self._generation or not self._was_held_up:
             return
         if now_s - self._last_s > GAP_S:

@@ -22,7 +22,7 @@ from supervisor.controller.records import JobRecords
 from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
-from supervisor.decision.places import departures, node_loss
+from supervisor.decision.places import cut_off_members, departures, node_loss
 from supervisor.hangs import deadlock, observation
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
@@ -386,7 +386,8 @@ class Job:
         unrecorded = bool(self.journal.error)
         view = View(now_ns, time.time(), self.memory, members, self.checkpoints.stored, unrecorded=unrecorded)
         view = departures.without_ended(view, self.policy)
-        return replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
+        view = replace(view, memory=with_durable_facts(view), watch=observation.update(self.watch, view))
+        return replace(view, memory=cut_off_members.with_unconfirmed_reports(view, self.policy))
 
     def _names(self) -> Iterable[str]:
         """Return the members of the current view."""

@@ -24,6 +24,7 @@ from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import LauncherState
 from holdfast.protocol.member_messages import (
     FEATURES,
+    MUST_CONFIRM,
     MUST_REACH,
     NEIGHBOURS,
     PING_S,
@@ -459,6 +460,8 @@ async def _ping(socket: web.WebSocketResponse) -> None:
 
 def _readable(order: MemberOrder, features: frozenset[str]) -> MemberOrder:
     """Return `order` without what a sidecar with these features would refuse."""
+    if order.must_confirm and MUST_CONFIRM not in features:
+        order = replace(order, must_confirm=())
     if order.must_reach and MUST_REACH not in features:
         order = replace(order, must_reach=())
     return order if NEIGHBOURS in features or not order.neighbours else replace(order, neighbours=())

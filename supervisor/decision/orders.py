@@ -126,6 +126,9 @@ def _run(
         )
         for local, source in enumerate(sources)
     )
+    neighbours = _neighbours(memory, position, policy)
+    must_reach = _untried_neighbours(memory, member, position, neighbours)
+    must_confirm = _must_confirm(memory, member, position, neighbours)
     return make(
         "run",
         memory.generation,
@@ -139,8 +142,9 @@ def _run(
         save_generation=memory.save_generation,
         drill=drill,
         look=inspection_id,
-        neighbours=_neighbours(memory, position, policy),
-        must_reach=_must_reach(memory, member, position, policy),
+        neighbours=neighbours,
+        must_reach=tuple(each for each in neighbours if each in must_reach or each in must_confirm),
+        must_confirm=must_confirm,
     )
 
 
@@ -158,29 +162,16 @@ def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, .
     return tuple(urls[each] for each in sorted(beside) if each in urls)
 
 
-def _must_reach(memory: JobState, member: str, position: int, policy: Policy) -> tuple[str, ...]:
-    """Return the neighbours that are considered out of reach even if the member has never reached them.
-
-    The result is usually (), because a NetworkPolicy may allow only the ranks' own connections. There are
-    three exceptions. Until the group has completed a step, a member that has reached others should also reach
-    a member that is new in the group. The same holds for the member that stayed when its only unreached peer
-    was replaced (`unreachable_members.suspect`). Finally, a member should reach a neighbour that has reported
-    it as out of reach, even if the member's own sidecar is new and has therefore not reached any neighbour
-    yet.
-    """
-    neighbours = _neighbours(memory, position, policy)
-    wanted = set(_untried_neighbours(memory, member, position, neighbours))
-    urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
-    for each in {(position + step) % count for step in (-1, 1)} if memory.warned else ():
-        if unreachable_members.is_asked_to_confirm(memory, member, memory.placement[each]):
-            wanted.add(urls.get(each, ""))
-    return tuple(each for each in neighbours if each in wanted)
-
-
 def _untried_neighbours(
     memory: JobState, member: str, position: int, neighbours: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the neighbours that the member must reach because they, or the member itself, may be cut off."""
+    """Return the neighbours that are considered out of reach even if the member has never reached them.
+
+    The result is usually (), because a NetworkPolicy may allow only the ranks' own connections. There are two
+    exceptions. Until the group has completed a step, a member that has reached others should also reach a
+    member that is new in the group. The same holds for the member that stayed when its only unreached peer
+    was replaced (`unreachable_members.suspect`).
+    """
     suspect = unreachable_members.suspect(memory, memory.started_ns) if not memory.settled else ""
     names = _untried(memory.untried) | {suspect} if suspect else _untried(memory.untried)
     if memory.settled or not names:
@@ -190,6 +181,24 @@ def _untried_neighbours(
     urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
     beside = {(position + step) % count for step in (-1, 1)}
     wanted = {urls.get(each) for each in beside if memory.placement[each] in names}
+    return tuple(each for each in neighbours if each in wanted)
+
+
+def _must_confirm(
+    memory: JobState, member: str, position: int, neighbours: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the neighbours that have reported the member as out of reach without its confirmation.
+
+    The member must reach them even if its sidecar is new and has therefore not reached any neighbour yet.
+    """
+    if not memory.asked or not neighbours:
+        return ()
+    urls, count = _urls(memory.peers, memory.nproc), len(memory.placement)
+    wanted = {
+        urls.get(each)
+        for each in {(position + step) % count for step in (-1, 1)}
+        if unreachable_members.is_asked_to_confirm(memory, member, memory.placement[each])
+    }
     return tuple(each for each in neighbours if each in wanted)
 
 

@@ -155,6 +155,7 @@ def _settle(view: View, _action: Settle, policy: Policy) -> JobState:
         resizable=resizable,
         joined=(),
         untried=(),
+        asked=(),
         history=unreachable_members.cleared(view.memory.history),
     )
 

@@ -36,9 +36,8 @@ def unconfirmed(other: str) -> str:
 
 
 def is_asked_to_confirm(memory: JobState, member: str, one: str) -> bool:
-    """True if the user was warned that `member` does not confirm that `one` cannot reach it."""
-    place = f"{WARNED}{one}: {unconfirmed(member)}"
-    return any(each.place == place for each in memory.warned)
+    """True if `member` must confirm the report of `one`, which cannot reach it."""
+    return any(each.one == one and each.other == member for each in memory.asked)
 
 
 def is_replaced(memory: JobState, name: str) -> bool:

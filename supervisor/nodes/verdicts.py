@@ -21,7 +21,8 @@ arrives:
   when it moved them, so its successor may move them once more.
 - In a dry run, no members move, and the verdict is announced.
 - After an operator's release, no members move until there is another fault. Until then, the node does not
-  count among the bad ones, and its verdict is no sign of a storm if it turns bad again.
+  count among the bad ones, and its verdict is no sign of a storm if it turns bad again. If another fault ends
+  the release, the node counts as having turned bad at that time.
 - The verdict of an agent that has fallen silent moves no members, because it may be days old.
 """
 
@@ -70,7 +71,7 @@ class _Node:
 
     rack: str
     problem: str = ""  # what is wrong; "" while nothing is
-    turned_s: float = -math.inf  # when it last turned bad
+    turned_s: float = -math.inf  # when it last turned bad, or when another fault ended its release
     was_expected: bool = False  # its trouble was known or expected then, so this is no sign of a storm
     # when it recovered, if this process has not seen it turn bad; -inf if it has, or if that is long ago
     recovered_s: float = -math.inf
@@ -86,6 +87,9 @@ class AgentVerdicts:
         self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
         # when the storm of each rack ends; the key "" stands for the pool
         self._calm_s: dict[str, float] = {}
+        self._waived: frozenset[str] = (
+            frozenset()
+        )  # the nodes that were released when `swaps` was last called
 
     def knows(self, name: str) -> bool:
         """Return whether a verdict of this node has been noted."""
@@ -136,6 +140,7 @@ class AgentVerdicts:
     ) -> VerdictSwaps:
         """Return what to do about the verdicts, and remember which members may move."""
         self._forget(policy, now_s)
+        self._end_releases(service, now_s)
         storms = self._storms(service, policy, now_s)
         apart = self._apart(service, policy, now_s)
         bad = sorted(
@@ -183,6 +188,17 @@ class AgentVerdicts:
             if node.problem or max(node.turned_s, node.recovered_s) > oldest_s
         }
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
+
+    def _end_releases(self, service: NodesInService, now_s: float) -> None:
+        """Note the nodes that are bad and no longer released: their fault is new, and nobody expected it.
+
+        While an agent is silent, it is not known whether its node is still released.
+        """
+        for name in self._waived - service.waived - service.silent:
+            node = self._troubled.get(name)
+            if node is not None and node.problem:
+                node.turned_s, node.was_expected = now_s, False
+        self._waived = service.waived | (self._waived & service.silent)
 
     def _storms(self, service: NodesInService, policy: NodePolicy, now_s: float) -> dict[str, str]:
         """Return why no members move, by rack; the key "" stands for the whole pool."""

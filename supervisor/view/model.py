@@ -108,6 +108,16 @@ class PastWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class UnconfirmedReport:
+    """Member `one` reports that it does not reach its neighbour `other`, which does not report the same."""
+
+    one: str
+    other: str
+    generation: int  # in which `other` was asked to confirm the report
+    step: int  # the most steps that a rank had completed then; -1 if unknown
+
+
+@dataclass(frozen=True, slots=True)
 class CutOffWork:
     """The script's work that a fault cut off: work outside a step, or work that raised an exception."""
 
@@ -295,6 +305,8 @@ class JobState:
     # On a cluster: the members that got ranks after the first start, until the group completes a step.
     # Perhaps no peer has ever reached them.
     untried: tuple[str, ...] = field(default=(), metadata=added())
+    # on a cluster: the unconfirmed reports that members must confirm, until the group completes a step
+    asked: tuple[UnconfirmedReport, ...] = field(default=(), metadata=added())
 
     @property
     def full_members(self) -> int:

@@ -9,7 +9,8 @@ only one pair, two members are in all pairs, and one of them is replaced. If the
 standby do not reach each other either, the remaining member is replaced next, regardless of the number of
 earlier replacements. The pod of the replaced member is evicted when the group trains again. No ranks are
 moved because of a report that the other member does not confirm. After a while, the supervisor warns the user
-about such a report, and the report no longer prevents it from acting on confirmed pairs.
+about such a report, and the report no longer prevents it from acting on confirmed pairs. It then
+also asks the other one to confirm the report, until the group completes a step (`with_unconfirmed_reports`).
 
 Some ranks fail at once if they cannot connect. Repeated restarts in place would then end the run before any
 sidecar has probed its neighbours. If ranks lose their peers a second time without a step in between, the
@@ -19,6 +20,7 @@ group is therefore not restarted until the sidecars have had time to report (`he
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
@@ -26,7 +28,17 @@ from supervisor.decision.places import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE, WARNED
 from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports
-from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait, Warn
+from supervisor.view.model import (
+    SECOND_NS,
+    Fault,
+    JobState,
+    MemberView,
+    Policy,
+    UnconfirmedReport,
+    View,
+    Wait,
+    Warn,
+)
 
 # How long both members of a pair must have been unable to reach each other. Sidecars probe once a second, so
 # by then all other affected members have reported too.
@@ -85,6 +97,37 @@ def held_until_ns(view: View, policy: Policy) -> int:
     limit_s = HELD_S if pairs else DOUBT_S if is_reported else EVIDENCE_S
     until_ns = memory.since_ns + int(limit_s * SECOND_NS)
     return until_ns if view.now_ns < until_ns else 0
+
+
+def with_unconfirmed_reports(view: View, policy: Policy) -> JobState:
+    """Return `view.memory` with the reports that members must confirm; the same object if they are the same.
+
+    A request outlives a restart of the group, because the report must then last for a while again. It ends
+    when the group completes a step, or when one of its members has lost its ranks. It does not depend on
+    warnings, because their number is limited.
+    """
+    memory = view.memory
+    if not policy.members_created_externally or memory.phase != "running":
+        return memory
+    is_reported = any(each.report.unreached for each in view.members if each.report is not None)
+    if not memory.asked and not is_reported:
+        return memory
+    step, names = reports.furthest_step(view), memory.placement
+    kept = tuple(
+        each
+        for each in memory.asked
+        if {each.one, each.other} <= memory.positions.keys()
+        and not (each.generation == memory.generation and 0 <= each.step < step)
+    )
+    known = {(each.one, each.other) for each in kept}
+    _, unconfirmed = _pairs(view, policy) if is_reported else _NONE
+    new = (
+        UnconfirmedReport(names[one], names[other], memory.generation, step)
+        for one, other in sorted(unconfirmed)
+        if (names[one], names[other]) not in known
+    )
+    asked = (*kept, *new)
+    return memory if asked == memory.asked else replace(memory, asked=asked)
 
 
 def await_standby(view: View, chosen: Sequence[str]) -> Wait | None:

@@ -16,6 +16,7 @@ from sidecar.watch import neighbour_probe
 from tests.simulation.cluster.member import MS
 
 if TYPE_CHECKING:
+    from holdfast.protocol.member_messages import MemberOrder
     from tests.simulation.cluster.group import Group
     from tests.simulation.cluster.sidecar import Sidecar
 
@@ -112,7 +113,7 @@ class Prober:
         if self._probe.take_turn(order.generation, urls, now_s, is_late=late, settled=order.settled):
             found = {url: self._is_there(url) for url in urls}
             self._busy = not all(found.values())
-            finish = partial(self._finish, found, order.must_reach, now_s)
+            finish = partial(self._finish, found, order, now_s)
             member.world.after(ATTEMPT_MS if self._busy else 0, finish)
 
     def _is_there(self, url: str) -> bool:
@@ -122,12 +123,12 @@ class Prober:
             return False
         return self._links.only_ranks or self._links.connect(mine.name, name)
 
-    def _finish(self, found: dict[str, bool], must_reach: tuple[str, ...], now_s: float) -> None:
+    def _finish(self, found: dict[str, bool], order: MemberOrder, now_s: float) -> None:
         async def reaches(url: str) -> bool:
             return found[url]
 
         self._busy, before = False, self._probe.unreached
         with mock.patch.object(neighbour_probe, "_reaches", reaches):
-            asyncio.run(self._probe.probe(tuple(found), now_s, must_reach))
+            asyncio.run(self._probe.probe(tuple(found), now_s, order.must_reach, order.must_confirm))
         if self._probe.unreached != before:
             self._sidecar.member.world.network.tell(self._sidecar.member)

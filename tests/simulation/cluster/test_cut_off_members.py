@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from holdfast.protocol.launcher_messages import Ending
+from supervisor.decision.places import cut_off_members
 from supervisor.decision.unreachable_members import SIGNATURE
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import End, Policy, RunAction, Secure, View, Warn
@@ -147,6 +149,43 @@ def test_so_is_one_of_two_members_whose_sidecar_has_restarted(after_ms: int, fai
     assert after_s < 100.0
     assert any("m1 does not confirm this" in each.why for each in actions(world, Warn))
     assert world.final.step == STEPS
+
+
+@pytest.mark.parametrize(
+    ("fails_ms", "restart_ms", "kill_ms", "ready_ms"),
+    [
+        (0, 9500, 0, 0),
+        (0, 10_500, 45_000, 0),
+        (0, 100, 20_000, 100_000),
+        *product((300,), (100, 9500), (0, 20_000, 50_000), (0, 100_000)),
+    ],
+)
+def test_so_it_is_if_the_group_has_started_again_before_the_pair_is_confirmed(
+    fails_ms: int, restart_ms: int, kill_ms: int, ready_ms: int
+) -> None:
+    """The sidecar is asked to confirm although it reached no neighbour in an earlier generation."""
+    world = job("m1", policy=replace(POLICY, members=2, standby=1), fails_ms=fails_ms)
+    world.at(CUT_MS + restart_ms, lambda world: world.members["m1"].restart_sidecar())
+    if kill_ms:
+        world.at(CUT_MS + kill_ms, lambda world: world.kill_supervisor())
+    if ready_ms:
+        world.at(CUT_MS - 1000, lambda world: unready(world, "m2"))
+        world.at(CUT_MS + ready_ms, lambda world: ready(world, "m2"))
+    world.run(400)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s < 145.0
+    assert world.final.step == STEPS
+
+
+def test_so_it_is_if_the_user_has_already_been_warned_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_off_members, "MOST_WARNINGS", 0)
+    world = job("m1", policy=replace(POLICY, members=2), fails_ms=300)
+    world.at(CUT_MS + 100, lambda world: world.members["m1"].restart_sidecar()).run(400)
+    assert [name for name, _ in cut_off(world)] == ["m1"]
+    assert not actions(world, Warn)
+    assert world.final.step == STEPS
+    assert not world.memory.asked
 
 
 def test_a_member_that_trained_with_the_standby_is_not_suspected_any_longer() -> None:

@@ -17,7 +17,7 @@ from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
-from supervisor.decision.places import departures
+from supervisor.decision.places import cut_off_members, departures
 from supervisor.decision.transition import taken_over, with_stop_request
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping
@@ -216,7 +216,8 @@ class World:
         seen = View(self.now_ns, self.now_ns / 1e9, memory, members, stored, unrecorded=self._unrecorded)
         seen = departures.without_ended(seen, self.policy)
         self._watch = observation.update(self._watch, seen)
-        return replace(seen, memory=with_durable_facts(seen), watch=self._watch)
+        seen = replace(seen, memory=with_durable_facts(seen), watch=self._watch)
+        return replace(seen, memory=cut_off_members.with_unconfirmed_reports(seen, self.policy))
 
     def _carry_out(self, view: View, action: RunAction, accounts: Bookkeeping) -> None:
         after = transition.after(view, action, self.policy)

@@ -40,6 +40,7 @@ def poll(
     now_s: float,
     generation: int = 1,
     must_reach: tuple[str, ...] = (),
+    must_confirm: tuple[str, ...] = (),
     *,
     late: bool,
     settled: bool,
@@ -47,7 +48,7 @@ def poll(
     """Poll as the sidecar does. Return whether the neighbours were probed."""
     due = probe.take_turn(generation, (ONE, OTHER), now_s, is_late=late, settled=settled)
     if due:
-        asyncio.run(probe.probe((ONE, OTHER), now_s, must_reach))
+        asyncio.run(probe.probe((ONE, OTHER), now_s, must_reach, must_confirm))
     return due
 
 
@@ -105,6 +106,19 @@ def test_nothing_must_be_reached_if_no_neighbour_ever_was(hosts: Hosts) -> None:
     for second in range(20, 40):
         poll(probe, float(second), 2, must_reach=(OTHER,), late=True, settled=False)
     assert not probe.unreached
+
+
+def test_a_neighbour_that_reports_this_member_is_reported_although_no_neighbour_was_ever_reached(
+    hosts: Hosts,
+) -> None:
+    """This sidecar is new, and was asked to confirm the report only after the group had started again."""
+    hosts.away = {ONE, OTHER}
+    probe, asked = NeighbourProbe(), (OTHER,)
+    for second in range(20):
+        poll(probe, float(second), late=True, settled=True)
+    for second in range(20, 40):
+        poll(probe, float(second), 2, must_reach=asked, must_confirm=asked, late=True, settled=False)
+    assert probe.unreached == asked
 
 
 @pytest.mark.parametrize("must_reach", [(OTHER,), (ONE, OTHER)])

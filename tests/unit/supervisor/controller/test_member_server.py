@@ -18,6 +18,7 @@ from holdfast.process import clock
 from holdfast.protocol import codec, foreign_text
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.member_messages import (
+    MUST_CONFIRM,
     MUST_REACH,
     NEIGHBOURS,
     UPDATES,
@@ -59,12 +60,13 @@ def test_the_same_order_again_is_not_sent_again() -> None:
         ("", ()),
         (NEIGHBOURS, ("neighbours",)),
         (f"{NEIGHBOURS} {MUST_REACH}", ("neighbours", "must_reach")),
+        (f"{NEIGHBOURS} {MUST_REACH} {MUST_CONFIRM}", ("neighbours", "must_reach", "must_confirm")),
     ],
 )
 def test_an_order_lacks_the_fields_that_the_sidecar_does_not_know(
     features: str, kept: tuple[str, ...]
 ) -> None:
-    given: dict[str, Any] = {"neighbours": ("http://m0:1",), "must_reach": ("http://m0:1",)}
+    given: dict[str, Any] = dict.fromkeys(("neighbours", "must_reach", "must_confirm"), ("http://m0:1",))
     found = lines_of._readable(replace(RUN, **given), frozenset(features.split()))
     assert found == replace(RUN, **{name: given[name] for name in kept})
 

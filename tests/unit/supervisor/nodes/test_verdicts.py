@@ -368,6 +368,43 @@ def test_flapping_verdicts_of_nodes_that_an_operator_has_released_are_no_storm()
     assert pool.swaps().moving == {"n99"}
 
 
+@pytest.mark.parametrize(("rack", "count"), [("", POLICY.storm_nodes), ("r1", POLICY.rack_nodes)])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_new_fault_of_many_nodes_that_an_operator_has_released_is_a_storm(
+    rack: str, count: int, is_silent: bool
+) -> None:
+    pool = PlayedVerdicts(100)
+    names = pool.names[:count]
+    pool.waived = {*names}
+    for each in names:
+        pool.say(each, BAD, rack)
+    pool.now_s += 1e5
+    assert pool.swaps() == VerdictSwaps()
+    if is_silent:
+        pool.waived, pool.silent = set(), {*names}
+        assert not pool.swaps().moving
+        pool.silent = set()
+    pool.waived = set()
+    for each in names:
+        pool.say(each, "a new fault", rack)
+    found = pool.swaps()
+    assert not found.moving
+    assert all("a storm: the agents of" in found.held[each] for each in names)
+    assert not found.alerts
+
+
+def test_a_node_that_recovers_while_it_is_released_is_no_sign_of_a_storm() -> None:
+    pool = PlayedVerdicts(100)
+    pool.waived = {*pool.names[: POLICY.storm_nodes]}
+    flap(pool, pool.names[: POLICY.storm_nodes])
+    pool.swaps()
+    for each in pool.names[: POLICY.storm_nodes]:
+        pool.say(each, "")
+    pool.waived = set()
+    pool.say("n99")
+    assert pool.swaps().moving == {"n99"}
+
+
 def test_a_node_without_an_agent_is_forgotten() -> None:
     pool = PlayedVerdicts(3)
     pool.say("n00")

@@ -487,9 +487,39 @@ def test_a_member_that_does_not_confirm_a_report_is_asked_to_reach_the_one_that_
     found = decide(seen, two)
     assert isinstance(found, Warn), "one report alone moves nobody"
     assert must_reach(seen.memory, "m1", two) == set()
-    warned = replace(seen.memory, warned=(PastWarning(found.place, found.why),))
-    assert must_reach(warned, "m1", two) == {"m0"}
-    assert must_reach(warned, "m0", two) == set()
+    memory = asked(seen, two)
+    assert must_reach(memory, "m1", two) == {"m0"}
+    assert must_reach(memory, "m0", two) == set()
+    assert orders.order_for(memory, "m1", two, None).must_confirm == ("http://m0:1",)
+    assert orders.order_for(memory, "m0", two, None).must_confirm == ()
+    assert passed_on(memory) == memory
+    warnings = tuple(
+        PastWarning(f"peers of m7: {number}", "t") for number in range(cut_off_members.MOST_WARNINGS)
+    )
+    warned = replace(seen, memory=replace(seen.memory, warned=warnings))
+    assert not isinstance(decide(warned, two), Warn)
+    assert must_reach(asked(warned, two), "m1", two) == {"m0"}, "the number of warnings does not matter"
+
+
+def asked(seen: View, policy: Policy) -> JobState:
+    return cut_off_members.with_unconfirmed_reports(seen, policy)
+
+
+def test_so_it_is_until_the_group_completes_a_step_or_one_of_the_two_loses_its_ranks() -> None:
+    two = replace(POLICY, members=2)
+    seen = group(here(0, 1, for_s=45.0), here(1), standby(), count=2)
+    memory = asked(seen, two)
+    assert memory.asked
+    same = group(here(0), here(1), standby(), count=2, asked=memory.asked)
+    assert asked(same, two) is same.memory, "the report has ended, but no step has been completed"
+    again = replace(same, memory=replace(same.memory, generation=same.memory.generation + 1))
+    assert asked(again, two).asked == memory.asked, "the group has started again"
+    stepped = replace(same, memory=replace(same.memory, reached=memory.asked[0].step + 1))
+    assert not asked(stepped, two).asked
+    swapped = replace(same, memory=replace(same.memory, placement=("m0", "m9")))
+    assert not asked(swapped, two).asked
+    settled = replace(view(phase="running").memory, asked=memory.asked)
+    assert not transition.after(replace(view(), memory=settled), Settle(1, ""), two).asked
 
 
 def must_reach(memory: JobState, name: str, policy: Policy = POLICY) -> set[str]:
