@@ -41,7 +41,7 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     refused = code == exit_codes.BAD_INPUT and not _has_trained(status)
     if refused or (status.get("checkpoint") or {}).get("step") is None:
         return []
-    return [f"resume with: holdfast run --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+    return [f"resume with: holdfast run --resume --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
 
 
 def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:

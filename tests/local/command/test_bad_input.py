@@ -128,7 +128,7 @@ def test_a_stopped_run_prints_a_command_that_resumes_it(start: Start) -> None:
     assert ended.code == 130
     [line] = [line for line in ended.lines if line.startswith("holdfast: resume with: ")]
     words = shlex.split(line.partition("with: ")[2])
-    assert words[:2] == ["holdfast", "run"]
+    assert words[:3] == ["holdfast", "run", "--resume"], "a mistyped directory must not start a new run"
     done = run.last_status()["checkpoint"]["step"]
     command = [str(done + 20) if word == "10000000" else word for word in words[1:]]
     again = holdfast(*command, cwd=run.folder)

@@ -19,7 +19,7 @@ def said(code: int, **changed: Any) -> list[str]:
 
 @pytest.mark.parametrize("code", [1, 3, 130, 137])
 def test_a_run_that_failed_says_how_to_resume_it(code: int) -> None:
-    line = "holdfast run --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
+    line = "holdfast run --resume --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
     assert said(code) == [f"resume with: {line}"]
 
 
@@ -38,7 +38,7 @@ def test_a_script_that_failed_after_training_says_how_to_resume(
     resumed: dict[str, Any] | None,
 ) -> None:
     [line] = said(2, resumed=resumed)
-    assert line.startswith("resume with: holdfast run --run-dir ")
+    assert line.startswith("resume with: holdfast run --resume --run-dir ")
 
 
 def test_a_run_resumed_at_its_end_reports_that_there_was_nothing_to_do() -> None:
