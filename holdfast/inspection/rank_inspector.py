@@ -235,6 +235,9 @@ def _is_python_lock(command: str, pid: int, found: tuple[Thread, ...], ours: fro
     known = blocked_ranks.in_collective(at) or python_stacks.LOCK_POSITION.search(at)
     if not at or known or found[0].frames[0].ours:
         return False
+    # A device's driver may call the script's functions in threads of its own, and these may release the lock.
+    if process_stats.may_wait_unseen(pid):
+        return False
     # A thread of Holdfast that writes may hold a lock of Python's output.
     if not all(process_stats.wait_of(pid, tid) in blocked_ranks.OURS_WAIT for tid in ours):
         return False

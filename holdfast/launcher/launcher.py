@@ -87,7 +87,6 @@ class Launcher:
         self.exit_code = 0  # the exit code in the newest order to stop
         # True while the launcher, having received a signal to end, waits for the supervisor's order to stop.
         self._is_leaving = False
-        self._signal_repeats = event_loop.SignalRepeats()
         self.orphans = Orphans()
         self._is_turn_planned = False  # whether a check is scheduled for orphans that have not ended yet
         self.epoch = 0  # the epoch of the newest supervisor whose order this launcher has carried out
@@ -395,14 +394,14 @@ class Launcher:
 
         The supervisor orders the launcher to stop once the state is saved. If there is no sidecar, or if no
         order arrives in time, the launcher kills the ranks, as the kubelet would do anyway. Its exit code
-        then represents the signal, because a Job would count a pod that exits with 0 as a success.
+        then represents the signal, because a Job would count a pod that exits with 0 as a success. During the
+        wait, further signals have no effect: a kubelet that restarts sends its SIGTERM again.
         """
         self.exit_code = self.exit_code or exit_codes.TERMINATED
-        if self._signal_repeats.is_repeat(time.monotonic()):
+        if self._is_leaving:
             return
-        self._signal_repeats.counted(time.monotonic())
         wait_s = float(os.environ.get(environment.LEAVE_S) or 0.0)
-        if self._is_leaving or wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
+        if wait_s <= 0 or not self.sidecar.is_connected or not self.group.alive():
             self.stop(0.0)
             return
         self._is_leaving = True

@@ -156,10 +156,9 @@ def _ranks(result: Injected) -> str:
 def _note_misplaced(owner: dict[str, Any], template: dict[str, Any], place: str) -> list[ManifestNote]:
     """Return a note if the template or the object around it was apparently meant to request Holdfast."""
     why = ""
-    if owner is not template and (_metadata(owner).get("annotations") or {}).get(INJECT) not in (
-        None,
-        "false",
-    ):
+    annotations = _metadata(owner).get("annotations")
+    asked = annotations.get(INJECT) if isinstance(annotations, dict) else None
+    if owner is not template and asked not in (None, "false"):
         why = f"{INJECT} is an annotation of the {owner.get('kind', 'object')}: move it to the pod template"
     why = why or settings.forgotten_request(_metadata(template))
     return [ManifestNote(place, f"not injected: {why}", injected=False, requested=False)] if why else []

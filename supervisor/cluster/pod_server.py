@@ -19,7 +19,7 @@ from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
 from supervisor.controller.reports.routine_reports import (
-    differing_seals,
+    KnownChecksums,
     is_routine,
     only_has_newer_snapshots,
 )
@@ -60,6 +60,7 @@ class PodServer(MemberServer):
         self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
         self._given: dict[str, MemberOrder] = {}  # the order of each connected member, without the secret
         self._began_ns = time.monotonic_ns()
+        self._checksums = KnownChecksums()
         self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
 
     def peek(self, member: str) -> MemberConnection:
@@ -101,17 +102,15 @@ class PodServer(MemberServer):
         self._report_refused(why)
 
     def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
+        differs = not is_update and before is not None and self._checksums.differ(before, report)
         if self._is_calm():
             if is_routine(before, report, is_update):
                 return
-            if only_has_newer_snapshots(before, report) and not self._differs(before, report):
+            if not differs and only_has_newer_snapshots(before, report):
                 if self._soon is None:
                     self._soon = asyncio.get_running_loop().call_later(SOON_S, self._snapshots_reported)
                 return
         self._changed()
-
-    def _differs(self, before: MemberReport | None, report: MemberReport) -> bool:
-        return before is not None and differing_seals(report, before, self.reports())
 
     def _snapshots_reported(self) -> None:
         self._soon = None

@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.worker_group import WorkerGroup
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess
 from holdfast.launcher.workers.zygote_handle import Zygote
-from holdfast.process import event_loop
 from holdfast.protocol import environment, rank_channel
 from holdfast.protocol.launcher_messages import (
     OUT_OF_MEMORY,
@@ -215,17 +214,19 @@ def killed_child() -> int:
     return child
 
 
-def test_a_signal_that_repeats_the_first_within_a_second_does_not_kill_the_ranks(
+def test_a_signal_that_is_repeated_in_a_pod_does_not_kill_the_ranks_before_their_state_is_saved(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when `timeout` runs torchrun in a pod."""
+    """As when `timeout` runs torchrun, or when the kubelet is restarted while the pod ends."""
+    waits: list[tuple[float, Callable[[], object]]] = []
     monkeypatch.setenv(environment.LEAVE_S, "20")
     monkeypatch.setattr(type(launcher.sidecar), "is_connected", True)
     monkeypatch.setattr(launcher.group, "alive", lambda: True)
-    sigterm = bytes([signal.SIGTERM])
-    launcher._on_wake(sigterm)
-    launcher._on_wake(sigterm)
+    monkeypatch.setattr(launcher, "after", lambda wait_s, then: waits.append((wait_s, then)))
+    for _ in range(3):
+        launcher._on_wake(bytes([signal.SIGTERM]))
     assert not launcher.stopping
-    launcher._signal_repeats = event_loop.SignalRepeats()  # as after a second
-    launcher._on_wake(sigterm)
+    [(wait_s, then)] = waits
+    assert wait_s == 20
+    then()
     assert launcher.stopping

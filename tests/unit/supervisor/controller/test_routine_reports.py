@@ -19,9 +19,10 @@ from holdfast.protocol.member_messages import (
     RankStall,
 )
 from supervisor.controller.reports.routine_reports import (
+    MAX_KNOWN,
     OF_SNAPSHOTS,
     OF_SNAPSHOTS_PROGRESS,
-    differing_seals,
+    KnownChecksums,
     is_calm,
     is_routine,
     only_has_newer_snapshots,
@@ -129,8 +130,20 @@ def test_the_first_snapshot_cannot_wait_because_the_next_supervisor_must_know_of
     ],
 )
 def test_a_new_checksum_is_compared_with_those_of_the_same_state(other: HeldChecksum, differs: bool) -> None:
+    known = KnownChecksums()
+    assert not known.differ(WITH_SNAPSHOT, replace(WITH_SNAPSHOT, seals=(SEAL, other)))
     after = replace(WITH_SNAPSHOT, seals=(SEAL, HeldChecksum(1, 8, 8, 5)))
-    assert differing_seals(after, WITH_SNAPSHOT, [after, replace(BEFORE, seals=(other,))]) is differs
+    assert known.differ(WITH_SNAPSHOT, after) is differs
+
+
+def test_a_job_remembers_few_checksums_however_long_it_trains() -> None:
+    known, before = KnownChecksums(), WITH_SNAPSHOT
+    for step in range(8, 8000, 4):
+        after = replace(before, seals=(HeldChecksum(1, step, 8, 5),))
+        assert not known.differ(before, after)
+        before = after
+    assert len(known._crcs) == MAX_KNOWN
+    assert known.differ(before, replace(before, seals=(HeldChecksum(1, 7996, 8, 6),)))
 
 
 def test_the_first_report_of_a_connection_is_not_routine() -> None:
