@@ -90,6 +90,7 @@ class ObjectCache:
         self._server, self._now_s, self._changed = server, now_s, changed
         self._prune, self._weigh = prune, weigh
         self._numbers: Counter[str] = Counter()  # the number of entries, by namespace
+        self._sizes: Counter[str] = Counter()  # the size of all entries, by namespace
         self._entries: dict[ObjectIdentity, _Entry] = {}
         self._kinds: dict[tuple[str, str], _Kind] = {}  # by API group and kind, for all versions
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,7 +132,10 @@ class ObjectCache:
         """Drop the objects that were not looked up for `UNUSED_S`."""
         least_s = self._now_s() - UNUSED_S
         self._entries = {key: each for key, each in self._entries.items() if each.used_s >= least_s}
-        self._numbers = Counter(key.namespace for key in self._entries)
+        self._numbers, self._sizes = Counter(), Counter()
+        for key, each in self._entries.items():
+            self._numbers[key.namespace] += 1
+            self._sizes[key.namespace] += each.size
 
     async def close(self) -> None:
         """Cancel all requests, and wait until they have ended."""
@@ -164,7 +168,7 @@ class ObjectCache:
         try:
             found = self._prune(await self._server.get(resource, identity.name, identity.namespace))
             size = self._weigh(found)
-            self._check_room(identity, size)
+            self._check_room(identity.namespace, size, entry.size)
         except _NoRoom as error:
             kind.failures = 0
             self._failed(entry, identity, str(error))
@@ -184,6 +188,7 @@ class ObjectCache:
             entry.refusal = ""
             is_right = _uid(found) == identity.uid
             if is_right or entry.content is None or _uid(entry.content) != identity.uid:
+                self._sizes[identity.namespace] += size - entry.size
                 entry.size = size
                 if not _is_same(
                     found, entry.content
@@ -196,14 +201,9 @@ class ObjectCache:
         if before != (entry.content, entry.refusal):
             self._changed()
 
-    def _check_room(self, identity: ObjectIdentity, size: int) -> None:
-        """Raise `_NoRoom` if the objects of the namespace would be too large with this one."""
-        others = (
-            each.size
-            for key, each in self._entries.items()
-            if key.namespace == identity.namespace and key != identity
-        )
-        if size and size + sum(others) > NAMESPACE_SIZE:
+    def _check_room(self, namespace: str, size: int, before: int) -> None:
+        """Raise `_NoRoom` if an object that grows from `before` to `size` makes its namespace too large."""
+        if size and self._sizes[namespace] - before + size > NAMESPACE_SIZE:
             raise _NoRoom(f"the owners of its namespace take more than {NAMESPACE_SIZE >> 20} MiB")
 
     def _failed(self, entry: _Entry, identity: ObjectIdentity, why: str) -> None:

@@ -228,3 +228,12 @@ async def test_the_objects_of_one_namespace_have_a_limited_size(monkeypatch: pyt
         assert there.cache.find(of_namespace("greedy", "b")) is None
         assert "take more than" in there.cache.refusal(of_namespace("greedy", "b"))
         assert there.cache.find(of_namespace("modest", "c")) is not None
+        there.now_s += FRESH_S
+        there.cache.find(of_namespace("greedy", "a"))
+        await there.server.answer("jobs a", {**content(2), "bytes": 90})
+        assert there.size(of_namespace("greedy", "a")) == 2, "its own earlier size does not count"
+        there.now_s += object_cache.UNUSED_S + 1
+        there.cache.forget_unused()
+        there.cache.find(of_namespace("greedy", "b"))
+        await there.server.answer("jobs b", {**content(3), "bytes": 60})
+        assert there.size(of_namespace("greedy", "b")) == 3, "a forgotten object takes no room"
