@@ -1,4 +1,8 @@
-"""Train until the test requests a hang by a file named HOW-RANK in the folder argv[1]."""
+"""Train until the test requests a hang by a file named HOW-RANK in the folder argv[1].
+
+Each rank has an idle worker of a data loader that has sent tensors, as in almost every script. Such a worker
+waits in several system calls, and must not be taken for work.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from pathlib import Path
 
 import torch
 from tiny_model import Sampler, train
+from torch.utils.data import DataLoader, TensorDataset
 
 folder = Path(sys.argv[1])
+loaders = []
 
 
 def asked(how: str, rank: int) -> bool:
@@ -23,6 +29,9 @@ def asked(how: str, rank: int) -> bool:
 
 def read_batch(_step: int, sampler: Sampler) -> torch.Tensor:
     """Read from a loader whose other end never sends anything."""
+    if not loaders:
+        loaders.append(iter(DataLoader(TensorDataset(torch.zeros(100, 4)), num_workers=1)))
+        next(loaders[0])
     if asked("loader", sampler.rank):
         os.read(os.pipe()[0], 1)
     return sampler.batch()
