@@ -226,7 +226,10 @@ class Run:
         """End the run immediately, and check that it has left nothing behind."""
         self.interrupt()
         self.interrupt_again()
-        return self.finish()
+        ended = self.finish()
+        # If the run ends by itself before the second signal, that one may end the process while it exits. A
+        # shell shows this as 130 too.
+        return Ended(130, ended.output) if ended.code == -signal.SIGINT else ended
 
     def interrupt_again(self) -> None:
         """Signal `holdfast run` when it no longer takes the signal for a repetition of the last one."""
