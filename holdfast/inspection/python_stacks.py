@@ -87,9 +87,8 @@ def _thread(found: dict[str, object]) -> Thread:
 
 def _frame(found: dict[str, object]) -> Frame:
     library = found.get("module")
-    if (
-        library is not None
-    ):  # `filename` is the source of the C function, if the library has debug information
+    if library is not None:
+        # `filename` would be the source of the C function, if the library has debug information.
         return Frame(str(found["name"]), str(library).rpartition("/")[2], str(library), 0, native=True)
     path = str(found["filename"])
     return Frame(

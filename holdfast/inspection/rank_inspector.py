@@ -34,8 +34,8 @@ AT_ONCE = 8  # how many processes are inspected in parallel
 _WORKS = 0.03  # a process that uses this share of a core counts as working; periodic wake-ups use less
 # Name prefixes of threads that run libraries' loops. No matter what the script does, these threads wait
 # forever or repeatedly for a short time, so their waits say nothing about the script. Threads that run the
-# script's callbacks for a collective are not among them.
-_LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_", "NCCL ", "nccl", "cuda")
+# script's callbacks for a collective (torch's pt_nccl_runhook) are not among them.
+_LOOPS = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_watchdg", "pt_nccl_heartbt", "NCCL ", "nccl", "cuda")
 # The waits of a descendant that is at work or may be. A wait in poll() or accept() is not among them: an idle
 # worker of a data loader polls its queue, and a thread of it accepts connections to share file descriptors.
 _WILL_RUN = frozenset(
