@@ -20,7 +20,9 @@ if uses:
 def note(step: int, state: object) -> None:
     if step % 10 == 0:
         rank, generation = os.environ["RANK"], os.environ["HOLDFAST_GENERATION"]
-        (folder / f"{generation}-{rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        written = folder / f"writing-{rank}"
+        written.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        written.replace(folder / f"{generation}-{rank}")  # so that the test never reads an empty file
 
 
 assert holdfast.local_rank() == 0
