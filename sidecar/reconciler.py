@@ -43,9 +43,9 @@ from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadabl
 from sidecar.lone_member import LoneMember
 from sidecar.securing import StateSecurer
 from sidecar.standby_copy import StandbyCopier
-from sidecar.state import memory_limits
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
 from sidecar.state.holdings import Holdings
+from sidecar.state.memory_limits import MemoryGauge
 from sidecar.state.peers import PeerClient
 from sidecar.state.piece_sharing import CheckpointSharing
 from sidecar.state.piece_writer import PieceWriter
@@ -100,6 +100,7 @@ class Sidecar:
             self.storage_lister = StorageLister(storage, self._changed, self._answered)
         self.restorer = Restorer(self.holdings, self.peers, storage)
         self.fence = OrderFence(config.directory)
+        self._memory = MemoryGauge(config.directory)
         sharing: CheckpointSharing | None = None
         self.pieces: PieceWriter | None = None
         if config.is_pod:  # members on one machine share its disk
@@ -166,7 +167,7 @@ class Sidecar:
             looked_for=seen.generation if seen else 0,
             look=seen.looked if seen else 0,
             slots=slots,
-            room=memory_limits.measure(self.config.directory, max(sizes, default=0)),
+            room=self._memory.read(max(sizes, default=0)),
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealer.seals,

@@ -81,8 +81,14 @@ class FileBatch:
 
     def sync(self) -> None:
         """Wait until all files are durable. Raises OSError if any of them could not be made durable."""
-        threads = min(THREADS, max(1, len(self._open)))
+        threads = min(THREADS, len(self._open))
         try:
+            if (
+                threads == 1
+            ):  # small files are written in a recovery, and starting a thread takes a millisecond
+                self._sync(self._open[0])
+            if threads < 2:
+                return
             with ThreadPoolExecutor(threads, "holdfast-fsync") as pool:
                 for done in [pool.submit(self._sync, each) for each in self._open]:
                     done.result()

@@ -210,13 +210,15 @@ class Launcher:
             return
         if self.group.waiting():
             self.pool.fill()
-        for worker in self.group.waiting():
+        waiting = self.group.waiting()
+        for worker in waiting:
             if self.pool.program.kind == "other" or self.pool.strategy == "cold":
                 self._start_cold(worker)
                 continue
             found = self._pop_warm(worker.local_rank)
             if found is not None:
                 self._release(worker, found)
+        self.group.name_logs(waiting)
 
     def _start_cold(self, worker: Worker) -> None:
         if worker.rank == 0:  # the script of rank 0 listens on the port itself
@@ -228,7 +230,7 @@ class Launcher:
             self.group.not_started(worker, self._unstartable_ending(error))
             return
         self._has_started = True
-        self.group.assign(worker, process)
+        worker.process = process
 
     def _release(self, worker: Worker, found: WorkerProcess) -> None:
         """Start a rank in a warm process.

@@ -36,8 +36,9 @@ class WorkerMessage:
 
     `what` is "ready" or "unforkable" (from a fork server, after its imports), "born" (a new process, with its
     `pid`), "parked" or "unparkable" (from a warm process), "started" and "settled" (with `marks`), "flag" (a
-    bad number), "failing" (with `ending`) and "withdrawn" (that ending no longer applies), "secured", "note",
-    "where", and "left" (the `note` says why no copy has the script's final state).
+    bad number), "failing" (with `ending`, and with `secured` if the rank has tried to copy its state),
+    "withdrawn" (that ending no longer applies), "secured", "note", "where", and "left" (the `note` says why
+    no copy has the script's final state).
     """
 
     what: Literal[ForkServerReport, PoolReport, RankReport]

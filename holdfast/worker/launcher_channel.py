@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holdfast.process import gpu_assignment, linux, title
 from holdfast.protocol import rank_channel
+from holdfast.protocol.launcher_messages import SecureAnswer
 from holdfast.protocol.rank_channel import WorkerMessage, WorkerOrder
 from holdfast.snapshot import member_directory
 
@@ -34,7 +35,8 @@ class LauncherChannel:
     # Set if a thread already receives the orders. `join` then passes that thread the function that obeys the
     # orders.
     on_join: Callable[[Callable[[WorkerOrder], None]], None] | None = None
-    on_failing: Callable[[], None] | None = None  # called before a failure is reported, to secure the state
+    # Called before a failure is reported, to secure the state. What it returns is reported too.
+    on_failing: Callable[[], SecureAnswer | None] | None = None
     on_leaving: Callable[[], None] | None = None  # called when the script has ended without an error
     lock: threading.Lock = field(default_factory=threading.Lock)
     # The pid of the rank, which distinguishes it from processes that its script forks.

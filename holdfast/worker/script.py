@@ -22,14 +22,14 @@ from holdfast import exit_codes
 from holdfast.errors import BadInput, NumericFault, Uncommitted
 from holdfast.inspection.victims import is_victim, lost_peers
 from holdfast.protocol import foreign_text, progress_writer
-from holdfast.protocol.launcher_messages import UNFLUSHED, Ending
+from holdfast.protocol.launcher_messages import UNFLUSHED, Ending, SecureAnswer
 from holdfast.protocol.progress import FailKind
 from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import pauses, script_source
 from holdfast.worker.launcher_channel import LauncherChannel
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import HOLDFAST_FOLDER, STDLIB_FOLDER
-from holdfast.worker.teardown import CollectorState, tear_down
+from holdfast.worker.teardown import CollectorState, keep_libraries_loaded, tear_down
 
 _MAX_WHY = 200
 _STATE_IS_GOOD = ("exception", "distributed")  # the kinds of failures that leave the state valid
@@ -123,6 +123,7 @@ def _exit_cleanly(
         return code
     atexit.unregister(last)
     threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads and thread pools
+    keep_libraries_loaded()
     atexit._run_exitfuncs()
     flushed = last()
     if runtime.is_ours:  # in a fork, the buffers are copies of data that the rank itself will write
@@ -239,9 +240,10 @@ def _report_failure(error: BaseException, runtime: LauncherChannel) -> tuple[str
     ended = ending_of(error, failed_ns, text)
     assert ended is not None
     kind, code = ended.fail, ended.code or 1
+    copied = None
     if runtime.on_failing is not None and (kind in _STATE_IS_GOOD or ended.doubtful):
-        runtime.on_failing()
-    _send_ending(runtime, ended)
+        copied = runtime.on_failing()
+    _send_ending(runtime, ended, copied)
     if kind == "distributed":  # the rank is a victim, so only the incident contains its whole traceback
         with suppress(Exception):  # stderr may have been closed
             print(f"holdfast: {lost_peers(text)}", file=sys.stderr)
@@ -379,7 +381,12 @@ def classify_failure(error: BaseException) -> str:
     return "bad_input" if isinstance(error, BadInput) else "exception"
 
 
-def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
+def _send_ending(runtime: LauncherChannel, ending: Ending, copied: SecureAnswer | None = None) -> None:
+    """Report how the script ends, on the rank's page and to the launcher.
+
+    `copied` is sent along, because libraries hold the GIL for tens of milliseconds at exit. The thread that
+    answers the launcher's orders would have to wait for it.
+    """
     if not runtime.is_ours:
         return
     if runtime.start is not None:
@@ -389,7 +396,7 @@ def _send_ending(runtime: LauncherChannel, ending: Ending) -> None:
             )
         except (OSError, ValueError):  # there is no page yet; the message below contains the same information
             pass
-    runtime.say(WorkerMessage("failing", os.getpid(), ending=ending))
+    runtime.say(WorkerMessage("failing", os.getpid(), ending=ending, secured=copied))
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -415,6 +422,7 @@ def _exit_after_failure(code: int, limit_s: float | None, before: CollectorState
     try:
         _flush()
         threading._shutdown()  # type: ignore[attr-defined]
+        keep_libraries_loaded()
         atexit._run_exitfuncs()
         _flush()
         # A rank that has lost its peers is restarted. Its finalizers are not called, because they might wait

@@ -191,6 +191,7 @@ class Job:
         self._renew(view)
         await self._give_orders(view)
         if decided:  # only after the orders are sent, because no member waits for the status
+            await asyncio.sleep(0)  # lets the tasks that send the orders run
             self.publish()
 
     def _compare_sidecars(self, view: View) -> None:

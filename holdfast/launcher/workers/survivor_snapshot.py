@@ -52,6 +52,7 @@ class SurvivorSnapshot:
         self._copy = True
         # For each rank: the number of pieces that it has copied, and when this number last changed.
         self._copied: dict[int, tuple[int, float]] = {}
+        self._early: dict[int, SecureAnswer] = {}  # by rank: answers that ranks gave before they were asked
 
     def begin(self, copy: bool = True) -> bool:
         """Ask the ranks at the lowest step to copy their state, because all ranks can resume from that step.
@@ -76,6 +77,9 @@ class SurvivorSnapshot:
         if able:
             lowest = min(able.values())
             self._ask(worker for worker, step in able.items() if step == lowest or not copy)
+            for early in [self._early[rank] for rank in self._asked & self._early.keys()]:
+                if copy and early.step == lowest:
+                    self.receive(early)
         else:
             self.done = True
         return True
@@ -106,6 +110,22 @@ class SurvivorSnapshot:
         self.done = self.done or answer.whole
         self._make_room()
         self._finish()
+
+    def note_copy(self, answer: SecureAnswer) -> None:
+        """Record the answer of a rank that is about to end. If it copied its state, no rank is waited for.
+
+        If the rank has not been asked yet, its answer counts once it is asked, if its step is the lowest.
+        """
+        if not answer.whole:
+            return
+        if answer.rank in self._asked:
+            self.receive(answer)
+        else:
+            self._early[answer.rank] = answer
+
+    def forget_copy(self, rank: int) -> None:
+        """Forget the early answer of a rank that does not end after all, and may take further steps."""
+        self._early.pop(rank, None)
 
     def worker_left(self) -> None:
         """End the wait if no remaining rank can answer. Must be called when a rank has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Literal
@@ -106,16 +106,17 @@ class WorkerGroup:
             rank_channel.send(process.control, order, descriptors)
         except rank_channel.Closed:
             return False
-        self.assign(worker, process)
+        worker.process = process
         return True
 
-    def assign(self, worker: Worker, process: WorkerProcess) -> None:
-        """Record that `process` runs `worker`, and rename its log after the rank."""
-        worker.process = process
-        target = self.settings.logs / f"gen-{self.generation:04d}" / f"rank-{worker.rank}.log"
-        # If storage is full or has disappeared, the log keeps its original path.
-        if logs.moved(process.log, target):
-            process.log = target
+    def name_logs(self, workers: Iterable[Worker]) -> None:
+        """Name the logs of `workers` after their ranks, now that they have started: storage may be slow."""
+        folder = self.settings.logs / f"gen-{self.generation:04d}"
+        for worker in workers:
+            target, process = folder / f"rank-{worker.rank}.log", worker.process
+            # If storage is full or has disappeared, the log keeps its original path.
+            if process is not None and process.log != target and logs.moved(process.log, target):
+                process.log = target
 
     def is_done(self) -> bool:
         """Return True if all ranks have succeeded. Processes that they left behind may then keep running."""
@@ -169,6 +170,10 @@ class WorkerGroup:
             worker.ending = None
         elif ending is not worker.ending:
             self._note_ending(worker, ending)
+        if message.secured is not None:
+            self.securing.note_copy(foreign_text.each(message.secured, self._words_bytes))
+        elif message.what == "withdrawn":
+            self.securing.forget_copy(worker.rank)
 
     def _on_marks(self, worker: Worker, message: WorkerMessage) -> None:
         if message.marks is not None:

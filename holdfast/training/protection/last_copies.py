@@ -84,17 +84,19 @@ class LastCopies:
         """Copy the state while it is whole, because the optimizer is about to write bad numbers into it."""
         self._copy_whole(0.0)
 
-    def before_exit(self) -> None:
+    def before_exit(self) -> SecureAnswer | None:
         """When an exception ends the main thread, copy the state if it is whole and not bad.
 
-        If it is not copied, the rank's output gives the reason. A lack of room is not mentioned, because
-        another rank of the member may be copying the same state.
+        Returns the answer to the order "secure", which the rank may get too late; None if the state is bad.
+        If the state is not copied, the rank's output gives the reason. A lack of room is not mentioned,
+        because another rank of the member may be copying the same state.
         """
         if not self._copies:
-            return
+            return None
         answer = self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
         if not answer.whole and (answer.why != NO_ROOM or self._rank.launch.nproc == 1):
             print_warning(f"rank {answer.rank}: its state of step {answer.step} was not copied: {answer.why}")
+        return answer
 
     def _refusal(self, step: int, why: str) -> SecureAnswer:
         return SecureAnswer(self._rank.number, step, False, why)

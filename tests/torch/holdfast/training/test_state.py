@@ -439,7 +439,9 @@ def test_the_state_of_a_rank_inside_the_optimizers_writes_is_never_saved(
         assert found is not None
         assert found.write_seq % 2 == 1
         script.state.commit(loss=loss)
-    keeping.last_copies.before_exit()
+    answer = keeping.last_copies.before_exit()
+    assert answer is not None
+    assert (answer.step, answer.whole) == (1, True)
     assert [record.step for record in keeping.snapshots.arena.records()] == [1, 0]
     assert capsys.readouterr().err == ""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -147,3 +149,24 @@ def test_a_forked_child_does_not_write_the_buffered_data_of_its_rank(tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text() == "x"
+
+
+def test_torchs_operators_are_not_removed_one_by_one_at_exit_and_the_scripts_finalizers_run(
+    tmp_path: Path,
+) -> None:
+    """Removing them takes 40 ms, in which the group that replaces this process starts."""
+    script = """
+import sys, torch, weakref
+from holdfast.worker import teardown
+removed = []
+torch.library._del_library.__code__ = (lambda *a, **k: sys.stdout.write("removed\\n")).__code__
+class Own: pass
+own = Own()
+weakref.finalize(own, print, "finalized")
+teardown.keep_libraries_loaded()
+"""
+    found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    assert found.stdout.split() == ["finalized"]
+    without = script.replace("teardown.keep_libraries_loaded()", "")
+    found = subprocess.run([sys.executable, "-c", without], stdout=subprocess.PIPE, text=True, check=True)
+    assert "removed" in found.stdout.split(), "torch registers no such finalizers any more"

@@ -52,3 +52,15 @@ def test_a_fast_local_clock_does_not_turn_files_of_a_live_remote_writer_into_deb
     monkeypatch.setattr(time, "time", lambda: ahead)
     durable.remove_debris(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_small_file_is_made_durable_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a recovery, each order writes such a file, and on a busy machine a thread starts only after 1 ms."""
+    synced: list[int] = []
+    monkeypatch.setattr("holdfast.fileio.bulk_copy.ThreadPoolExecutor", None)
+    monkeypatch.setattr("os.fsync", synced.append)
+    durable.replace_file(tmp_path / "order", b"new")
+    assert (tmp_path / "order").read_bytes() == b"new"
+    assert len(synced) == 2  # the file and its directory

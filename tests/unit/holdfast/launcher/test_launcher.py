@@ -130,7 +130,7 @@ def ended_rank(launcher: Launcher, code: int, said: Ending) -> Ending:
         os._exit(code)
     process = WorkerProcess(0, ours, launcher.pool.settings.logs / "log")
     launcher.group.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
-    launcher.group.assign(launcher.group.workers[0], process)
+    launcher.group.workers[0].process = process
     launcher.watch.add(process)
     launcher.watch.born(process, child)
     rank_channel.send(theirs, WorkerMessage("failing", pid=child, ending=said))

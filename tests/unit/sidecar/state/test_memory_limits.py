@@ -79,3 +79,17 @@ async def test_a_slot_with_a_snapshot_is_not_touched(here: Path) -> None:
     preparer = Restorer(holdings(here), PeerClient(holdings(here), lambda: "token"), DirectoryStorage(here))
     await preparer.preallocate(SIZE, lambda: True)
     assert {slot.step for slot in holdings(here).slots()} == {record.step for record in records}
+
+
+def test_a_gauge_measures_again_only_after_a_while_or_for_a_new_state(tmp_path: Path) -> None:
+    """A measurement takes too long for the dozen reports of a recovery."""
+    now_s = 5.0
+    gauge = memory_limits.MemoryGauge(tmp_path, lambda: now_s)
+    first = gauge.read(SIZE)
+    now_s += memory_limits.INTERVAL_S * 0.9
+    assert gauge.read(SIZE) is first
+    assert gauge.read(SIZE + 1).state_bytes == SIZE + 1
+    now_s += memory_limits.INTERVAL_S * 0.9
+    again = gauge.read(SIZE + 1)
+    now_s += memory_limits.INTERVAL_S
+    assert gauge.read(SIZE + 1) is not again

@@ -282,3 +282,54 @@ def test_before_the_first_copy_its_time_is_estimated_from_its_bytes_or_from_earl
     with closing(Page.attach(place.folder / "page-1.bin")) as page:
         page.note_state(1 << 30, 7.5)
     assert place.securing().copy_s() == 7.5
+
+
+def test_a_rank_that_copied_its_state_before_it_ends_is_asked_but_not_waited_for(place: Place) -> None:
+    securing = place.securing()
+    securing.note_copy(SecureAnswer(1, 7, True))
+    assert not securing.done, "no rank has been asked to freeze yet"
+    assert securing.begin()
+    assert place.asked() == [0, 1]
+    assert securing.done
+    assert securing.answers == {1: SecureAnswer(1, 7, True)}
+
+
+def test_a_rank_that_copied_its_state_when_it_was_asked_is_not_waited_for(place: Place) -> None:
+    securing = place.securing()
+    assert securing.begin()
+    securing.note_copy(SecureAnswer(0, 7, True))
+    assert securing.done
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        SecureAnswer(2, 8, True),  # the other ranks cannot resume from a later step
+        SecureAnswer(0, 6, True),  # its page says that it has completed step 7
+        SecureAnswer(0, 7, False, NO_ROOM),
+    ],
+)
+def test_an_early_copy_that_the_group_cannot_resume_from_ends_no_wait(
+    place: Place, early: SecureAnswer
+) -> None:
+    securing = place.securing()
+    securing.note_copy(early)
+    assert securing.begin()
+    assert not securing.done
+    assert place.asked() == [0, 1]
+
+
+def test_the_early_copy_of_a_rank_that_continues_ends_no_wait(place: Place) -> None:
+    """Its exception was caught, so it may have taken further steps."""
+    securing = place.securing()
+    securing.note_copy(SecureAnswer(1, 7, True))
+    securing.forget_copy(1)
+    assert securing.begin()
+    assert not securing.done
+
+
+def test_an_early_copy_of_a_bad_state_ends_no_wait(place: Place) -> None:
+    securing = place.securing()
+    securing.note_copy(SecureAnswer(1, 7, True))
+    assert securing.begin(copy=False)
+    assert not securing.done

@@ -17,7 +17,9 @@ from holdfast.launcher.workers.worker_group import WorkerGroup
 from holdfast.launcher.workers.worker_process import WorkerProcess
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import BadNumber, Ending, Launch, RankStart, SecureAnswer, StartTimes
+from holdfast.protocol.progress_writer import Page
 from holdfast.protocol.rank_channel import ForkServerReport, PoolReport, RankReport, WorkerMessage
+from holdfast.snapshot import member_directory
 from tests.unit.literals import ROOT
 
 OF_A_PROCESS = {*get_args(ForkServerReport), *get_args(PoolReport)}  # for fork servers and the warm pool
@@ -43,7 +45,7 @@ def group(tmp_path: Path) -> Iterator[WorkerGroup]:
     made = WorkerGroup(MemberSettings(tmp_path, tmp_path, "m0", 1, tmp_path, 0))
     made.begin(Launch(1, 1, 1, "", 0, 0, 0.0), (RankStart(0, 0),))
     ours, theirs = rank_channel.pair()
-    made.assign(made.workers[0], WorkerProcess(0, ours, tmp_path / "log", os.getpid()))
+    made.workers[0].process = WorkerProcess(0, ours, tmp_path / "log", os.getpid())
     yield made
     for line in (ours, theirs):
         line.close()
@@ -114,3 +116,20 @@ def test_a_withdrawn_ending_does_not_count_and_a_final_one_cannot_be_withdrawn(
     group.receive(process, MESSAGES["withdrawn"])
     group.receive(process, MESSAGES["failing"])
     assert worker.ending == Ending(2, 1)
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_the_copy_of_a_failing_rank_counts_only_if_the_rank_really_ends(
+    group: WorkerGroup, tmp_path: Path, withdrawn: bool
+) -> None:
+    """If its exception is caught, it may take further steps and overwrite the copy."""
+    page = Page.create(tmp_path / member_directory.page_name(0))
+    page.begin(1, 0, 0, 1, 7)
+    ending = Ending(1, 1, unwinding=True)
+    failing = WorkerMessage("failing", os.getpid(), ending=ending, secured=SecureAnswer(0, 7, True))
+    group.receive(own_process(group), failing)
+    if withdrawn:
+        group.receive(own_process(group), replace(MESSAGES["withdrawn"], pid=os.getpid()))
+    assert group.state().secure_asked == 0
+    group.securing.begin()
+    assert group.securing.done != withdrawn
