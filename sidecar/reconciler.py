@@ -427,7 +427,7 @@ class Sidecar:
             due = time.monotonic() + wait_s
             await asyncio.sleep(wait_s)
             now = time.monotonic()
-            lateness_s = max(0.0, now - due - event_loop.NORMAL_LATENESS_S)
+            lateness_s = max(0.0, now - due - clock.NORMAL_LATENESS_S)
             self._poll(now, lateness_s)
 
     def _poll(self, now_s: float, lateness_s: float) -> None:

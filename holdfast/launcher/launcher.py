@@ -31,7 +31,7 @@ from holdfast.launcher.workers.warm_pool import UNJOINED_BYTES, MemberSettings, 
 from holdfast.launcher.workers.worker_group import WorkerGroup
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers
 from holdfast.launcher.workers.zygote_handle import Zygote
-from holdfast.process import event_loop, linux, logs, network
+from holdfast.process import linux, logs, network, selector_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.executable import Unstartable
 from holdfast.protocol import environment
@@ -102,7 +102,9 @@ class Launcher:
     def serve(self) -> None:
         """Serve until stopped by an order or a signal. On return, no process of this member is left."""
         self.sidecar.open()
-        self._wakeup = event_loop.SignalWakeup(self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake)
+        self._wakeup = selector_loop.SignalWakeup(
+            self.selector, (signal.SIGTERM, signal.SIGINT), self._on_wake
+        )
         self.pool.open()
         self.pool.fill()
         self._beat()
@@ -120,7 +122,7 @@ class Launcher:
     def _turn(self) -> None:
         now = time.monotonic()
         due = min((at for at, _ in self._timers), default=now + 60.0)
-        for key in event_loop.ready(self.selector, max(0.0, due - now)):
+        for key in selector_loop.ready(self.selector, max(0.0, due - now)):
             key.data()
         now = time.monotonic()
         ready = [call for at, call in self._timers if at <= now]

@@ -22,9 +22,7 @@ from holdfast.protocol.rank_channel import WorkerMessage
 from holdfast.worker import script_source
 from holdfast.worker.program import Program
 from holdfast.worker.script_source import ProgramSources
-from holdfast.worker.zygote import boot_code, preload
-
-BOOT = boot_code("holdfast.launcher.member_template")
+from holdfast.worker.zygote import preload
 
 
 def main() -> None:

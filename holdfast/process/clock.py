@@ -15,6 +15,9 @@ from pathlib import Path
 # The shortest wait, as a fraction of a period. So a thread that woke slightly early skips the imminent
 # tick.
 LEAST = 0.1
+# How late a healthy loop can run on a busy machine. Only lateness beyond this is treated as time when the
+# process did not run.
+NORMAL_LATENESS_S = 0.1
 
 
 def seconds_to_next_tick(period_s: float, now_s: float | None = None) -> float:

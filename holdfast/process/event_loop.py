@@ -1,38 +1,28 @@
-"""Run event loops: measure their lag, end their tasks reliably, and wait for work in threads.
+"""Run asyncio's event loops: measure their lag, end their tasks reliably, and wait for work in threads.
 
-For loops on a plain selector, helpers yield the ready events and wake the loop when a signal arrives.
-
-An asyncio loop's lag is the time between two polls for events. Measuring it in the selector needs no timer
+A loop's lag is the time between two polls for events. Measuring it in the selector needs no timer
 and catches delays of any length.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import selectors
 import signal
-import socket
 import time
 from asyncio import sslproto
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.fileio.storage_thread import Unresponsive
 
-# How late a healthy loop can run on a busy machine. Only lateness beyond this is treated as time when the
-# process did not run.
-NORMAL_LATENESS_S = 0.1
 RETRY_S = 0.1  # the time between cancellations of a task that ignored the previous one
 WINDOW_S = 60  # the period that the reported lag covers
 TLS_BUFFER_BYTES = 16 << 10  # the size of a TLS record
 PAUSE_S = 0.5
-# Within this time, another signal repeats a request to stop. Senders take much less, even on a busy machine,
-# and a user who wants an immediate stop waits at least as long for a response to the first.
-REPEAT_S = 1.0
 _BINS = 24  # powers of two of a microsecond; the last bin holds everything above 8 s
 
 _R = TypeVar("_R")
@@ -190,74 +180,3 @@ def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:
             asyncio.set_event_loop(None)
             signal.set_wakeup_fd(-1)  # the loop closes the socket that Python writes to when a signal arrives
             loop.close()
-
-
-def ready(selector: selectors.BaseSelector, limit_s: float) -> Iterator[selectors.SelectorKey]:
-    """Wait up to `limit_s` for events, and yield the ready keys that are still registered.
-
-    The kernel reports several descriptors together, but the handler of one event may close another
-    descriptor. This happens, for example, when a process exits while its channel still has a last message.
-    The number of the closed descriptor may even be in use again.
-    """
-    for key, _ in selector.select(limit_s):
-        if is_there(selector, key):
-            yield key
-
-
-def is_there(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
-    """Return True if `key` is still registered and unchanged."""
-    return (selector.get_map() or {}).get(key.fd) is key
-
-
-class SignalWakeup:
-    """Turns this process's signals, and calls of `wake` from any thread, into events of a selector's loop."""
-
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        signals: Iterable[signal.Signals],
-        on_wake: Callable[[bytes], None],
-    ) -> None:
-        """Handle `signals` by calling `on_wake` on the loop with their numbers. The number 0 means `wake`."""
-        self._receiver, self._sender = socket.socketpair()
-        self._on_wake = on_wake
-        for each in (self._receiver, self._sender):
-            each.setblocking(False)
-        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        for signum in signals:
-            signal.signal(signum, lambda *_: None)
-        selector.register(self._receiver, selectors.EVENT_READ, self._receive)
-
-    def wake(self) -> None:
-        """Request a call of `on_wake` on the loop. Any thread may call this."""
-        with suppress(OSError):  # if the socket's buffer is full, the loop wakes up anyway
-            self._sender.send(b"\0")
-
-    def close(self) -> None:
-        self._receiver.close()
-
-    def _receive(self) -> None:
-        self._on_wake(self._receiver.recv(4096))
-
-
-class SignalRepeats:
-    """Recognizes signals, of whatever kind, within `REPEAT_S` of the last one that counted as a request.
-
-    A sender may deliver one request several times within milliseconds: `timeout` of coreutils signals its
-    child and then its process group, a closing terminal sends SIGHUP to the group and its leader, and a
-    wrapper forwards a signal that its group has received anyway.
-    """
-
-    def __init__(self) -> None:
-        self._until_s = -math.inf
-
-    def is_repeat(self, now_s: float) -> bool:
-        """True if a signal at `now_s`, in monotonic seconds, repeats an earlier request."""
-        return now_s < self._until_s
-
-    def counted(self, now_s: float) -> None:
-        """Note that a signal counted as a request and was handled by `now_s`.
-
-        Repetitions do not extend the time, so a user who keeps pressing Ctrl-C does get an immediate stop.
-        """
-        self._until_s = now_s + REPEAT_S

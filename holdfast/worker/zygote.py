@@ -40,6 +40,7 @@ def boot_code(module: str, function: str = "main") -> str:
 
 BOOT_CODE = boot_code("holdfast.worker.zygote")
 COLD_BOOT_CODE = boot_code("holdfast.worker.zygote", "run_cold")
+MEMBERS_BOOT_CODE = boot_code("holdfast.launcher.member_template")  # of the fork server for members
 
 
 def zygote_spec(program: Program, **more: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast import exit_codes
 from holdfast.errors import BadInput
-from holdfast.process import event_loop
+from holdfast.process import selector_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import environment
 from holdfast.worker import program, script_source
@@ -153,7 +153,7 @@ class RunConsole:
         known = IncidentRecords(self.following.incident, run_dir.newest_incident())
         self.screen: Display = display(sys.stdout, known, plain=options.plain, quiet=options.quiet)
         self.interrupts = 0
-        self.repeats = event_loop.SignalRepeats()
+        self.repeats = selector_loop.SignalRepeats()
         self.announced = False  # True if the last signal announced a SIGTERM
         self.unshown = False  # True after the user was told that the status cannot be displayed
 
@@ -225,7 +225,7 @@ class RunConsole:
             for signum in (*ENDING, signal.SIGTSTP)
             if signum in _ALWAYS or signal.getsignal(signum) != signal.SIG_IGN
         )
-        self._wakeup = event_loop.SignalWakeup(self.keeper.selector, handled, self._signalled)
+        self._wakeup = selector_loop.SignalWakeup(self.keeper.selector, handled, self._signalled)
 
     def _signalled(self, numbers: bytes) -> None:
         for signum in numbers:

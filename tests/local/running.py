@@ -21,7 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from holdfast.process import event_loop
+from holdfast.process import selector_loop
 from tests.local.processes import Marked
 from tests.local.waiting import GONE_S, START_S, WAIT_S, until
 from tests.local.whole_command import Ended
@@ -233,7 +233,7 @@ class Run:
 
     def interrupt_again(self) -> None:
         """Signal `holdfast run` when it no longer takes the signal for a repetition of the last one."""
-        time.sleep(event_loop.REPEAT_S + 0.5)
+        time.sleep(selector_loop.REPEAT_S + 0.5)
         self.interrupt()
 
     def kill(self) -> None:

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from holdfast import exit_codes
-from holdfast.process import event_loop, linux
+from holdfast.process import clock, linux, selector_loop
 from supervisor.local.keeper import process_specs
 from supervisor.local.keeper.members import LocalMembers
 from supervisor.local.keeper.process_specs import RunSpec
@@ -97,8 +97,8 @@ class LocalKeeper:
 
     def poll(self, limit_s: float) -> None:
         """Wait up to `limit_s` for events, and handle them."""
-        due_s = (self._polled_s or time.monotonic()) + limit_s + event_loop.NORMAL_LATENESS_S
-        for key in event_loop.ready(self.selector, limit_s):
+        due_s = (self._polled_s or time.monotonic()) + limit_s + clock.NORMAL_LATENESS_S
+        for key in selector_loop.ready(self.selector, limit_s):
             key.data()
         for template in (self._parts, self._template):
             template.poll(time.monotonic())

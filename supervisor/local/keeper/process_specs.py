@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import launch_commands, parts
-from holdfast.launcher import member_template as holdfast_template
 from holdfast.protocol import environment
 from holdfast.protocol.rank_channel import WorkerOrder
 from holdfast.snapshot import member_directory
@@ -109,7 +108,7 @@ def member_fork_server(
         return None
     root = parts.import_root(plan.runtime / member_directory.IMPORT)
     return ProcessSpec(
-        parsed.entered(holdfast_template.BOOT, root),
+        parsed.entered(zygote.MEMBERS_BOOT_CODE, root),
         {
             **base,
             "PYTHONPATH": parts.with_path(base, root),

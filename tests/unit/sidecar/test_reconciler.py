@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.checkpoint.object_location import ObjectLocation
 from holdfast.process import event_loop
+from holdfast.process.clock import NORMAL_LATENESS_S
 from holdfast.protocol import codec
 from holdfast.protocol.launcher_messages import (
     Launch,
@@ -471,7 +472,7 @@ def test_lateness_of_the_watch_is_only_the_time_beyond_its_own_wait(
     config = Config("m0", "n0", 1, here, here / "checkpoints", "", token, poll_s=POLL_S)
     sidecar = Sidecar(config)
     sidecar.observed.pages.left_s = left_s
-    most_s = waits_s + event_loop.NORMAL_LATENESS_S
+    most_s = waits_s + NORMAL_LATENESS_S
     clock = iter((100.0, 100.0, 100.0 + most_s, 200.0, 200.0, 200.0 + most_s + 0.3))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     waited: list[float] = []

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.launcher.workers.process_watch import ProcessWatch
 from holdfast.launcher.workers.worker_process import WorkerProcess
-from holdfast.process import event_loop
+from holdfast.process import selector_loop
 from holdfast.protocol import rank_channel
 from holdfast.protocol.launcher_messages import Ending
 from holdfast.protocol.rank_channel import WorkerMessage
@@ -51,7 +51,7 @@ class Watched:
 
     def turn(self) -> None:
         """Wait until something is ready, and handle everything that is."""
-        for key in event_loop.ready(self.selector, 60.0):
+        for key in selector_loop.ready(self.selector, 60.0):
             key.data()
 
     def until_ended(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.process import event_loop, linux
+from holdfast.process import linux, selector_loop
 from supervisor.local.keeper.keeper import LocalKeeper
 from supervisor.local.keeper.members import LocalMember
 from supervisor.local.keeper.process_specs import RunSpec
@@ -42,7 +42,7 @@ def test_removed_files_of_the_runs_memory_are_restored_before_the_next_check(
                 shutil.rmtree(whole)
             else:
                 whole.unlink()
-            for key in event_loop.ready(kept.selector, 30.0):
+            for key in selector_loop.ready(kept.selector, 30.0):
                 key.data()
             assert (arena / "records").read_bytes() == b"here"
         assert "enable-linger" in "".join(kept._volume.repair.repair(1.0))

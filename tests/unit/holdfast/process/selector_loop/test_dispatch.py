@@ -7,7 +7,7 @@ import selectors
 
 import pytest
 
-from holdfast.process import event_loop
+from holdfast.process import selector_loop
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["closed", "its number is reused"])
@@ -18,7 +18,7 @@ def test_a_descriptor_closed_by_an_earlier_handler_is_not_handled(anew: bool) ->
         selector.register(reads, selectors.EVENT_READ)
         os.write(writes, b"x")
     handled, late = [], []
-    for key in event_loop.ready(selector, 1.0):
+    for key in selector_loop.ready(selector, 1.0):
         handled.append(key.fd)
         for reads, writes in pipes:
             if reads == key.fd or reads in late:
@@ -40,6 +40,6 @@ def test_all_ready_descriptors_are_handled() -> None:
         reads, writes = os.pipe()
         selector.register(reads, selectors.EVENT_READ)
         os.write(writes, b"x")
-    assert len(list(event_loop.ready(selector, 1.0))) == 4
-    assert not list(event_loop.ready(selectors.DefaultSelector(), 0.0))
+    assert len(list(selector_loop.ready(selector, 1.0))) == 4
+    assert not list(selector_loop.ready(selectors.DefaultSelector(), 0.0))
     selector.close()
