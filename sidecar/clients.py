@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from socket import SHUT_RDWR
 from typing import TypeAlias
 
 import aiohttp
@@ -48,7 +49,11 @@ BRIEF_S = 1.0  # a connection that ends sooner is treated as a failure
 # would resend the packet again only 2 s later, so after a network outage, a new attempt is faster.
 CONNECT_S = 2.0
 UNREACHABLE_S = 5.0  # on a cluster, a connection ends if the supervisor's host is silent for this long
-RESOLVE_S = 1.0  # if DNS does not answer within this time, the last known addresses are tried
+# On a cluster, the sidecar looks for another supervisor if the host of this one is silent for this long. The
+# other supervisor takes over a little later (see docs/adr/0020), so the members are there when it does. If
+# the network fails only briefly, this costs a TLS handshake.
+SILENT_S = 2.0
+RESOLVE_S = 0.5  # if DNS does not answer within this time, the last known addresses are tried
 
 
 class LauncherClient:
@@ -232,12 +237,13 @@ class SupervisorClient:
                         ssl=self._tls or True,
                     )
                     socket = await asyncio.wait_for(connecting, ANSWER_S)
-                    if self._tls is not None and (raw := socket.get_extra_info("socket")) is not None:
+                    raw = socket.get_extra_info("socket") if self._tls is not None else None
+                    if raw is not None:
                         network.end_if_unreachable(raw, UNREACHABLE_S)
                     begun_s = time.monotonic()
                     self.connections += 1
                     try:
-                        await self._talk(socket)
+                        await self._talk(socket, raw)
                     finally:
                         if self.alone_since_s is None:
                             self.alone_since_s = time.monotonic()
@@ -252,9 +258,12 @@ class SupervisorClient:
                     failures = 0
                 await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
-    async def _talk(self, socket: _Socket) -> None:
-        """Send reports and receive orders until one of the two ends; re-raise its error."""
-        both = {asyncio.create_task(self._speak(socket)), asyncio.create_task(self._listen(socket))}
+    async def _talk(self, socket: _Socket, raw: socket.socket | None) -> None:
+        """Send reports and receive orders until one of the two ends; re-raise its error.
+
+        If `raw` is given, it is the TCP connection, and this ends when its other host falls silent.
+        """
+        both = {asyncio.create_task(self._speak(socket, raw)), asyncio.create_task(self._listen(socket))}
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -277,7 +286,7 @@ class SupervisorClient:
                 continue
             await self._obey(order)
 
-    async def _speak(self, socket: _Socket) -> None:
+    async def _speak(self, socket: _Socket, raw: socket.socket | None) -> None:
         writer = ReportWriter(updates=socket.protocol == UPDATES)
         while True:
             self.dirty.clear()
@@ -285,4 +294,7 @@ class SupervisorClient:
             try:
                 await asyncio.wait_for(self.dirty.wait(), seconds_to_next_tick(self._interval_s))
             except asyncio.TimeoutError:
-                continue
+                pass
+            if raw is not None and network.unanswered_s(raw) >= SILENT_S:
+                raw.shutdown(SHUT_RDWR)  # otherwise, the WebSocket would wait for the other side to close it
+                raise ConnectionResetError("the supervisor's host does not answer")

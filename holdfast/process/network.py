@@ -13,6 +13,7 @@ import hmac
 import random
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ SERVER_BACKLOG = 16
 HANDSHAKE_S = 15.0
 ACCEPTED_TOGETHER = 64  # the number of connections accepted before the event loop does other work
 RETRY_S = 0.1  # the pause after a failure to accept a connection, for example because no descriptor is left
+# The kernel resends unanswered data after 0.2 s, and then waits twice as long each time.
+RESENT = 2
+# positions in Linux's `struct tcp_info`: how often the oldest data was sent again, and how many milliseconds
+# have passed since the last acknowledgement
+_RETRANSMITS, _LAST_ACK_MS, _INFO_BYTES = 2, 56, 60
 _POLL_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
 
@@ -91,6 +97,20 @@ def end_if_unreachable(connection: socket.socket, after_s: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def unanswered_s(connection: socket.socket) -> float:
+    """Return for how many seconds the other host has not answered, although data was sent to it repeatedly.
+
+    Returns 0.0 if it has answered, or if this is unknown. A stopped process at the other end does not count,
+    because its kernel answers.
+    """
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0.0
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    if len(info) < _INFO_BYTES or info[_RETRANSMITS] < RESENT:
+        return 0.0
+    return float(int.from_bytes(info[_LAST_ACK_MS:_INFO_BYTES], sys.byteorder)) / 1000
 
 
 def _candidates(outgoing: range) -> list[int]:

@@ -7,6 +7,9 @@ before, because a NetworkPolicy may drop the probes. For a member that has not c
 an answer from another node's pod of the same job is enough. If most nodes do not answer, the network of this
 supervisor is more likely to be at fault, so the probes are not used as evidence.
 
+If the previous leader was replaced because its host did not answer, the series of unanswered probes of a
+member on its node begins with the probes of that leader, but only once a probe of the member has failed.
+
 `supervisor.view.members` decides what the evidence means.
 """
 
@@ -31,6 +34,11 @@ PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel
 SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed repeatedly
 USUAL_S = 60.0  # the time between two probes of a member that reports
 TICK_S = 0.25
+FIRST_TICK_S = (
+    0.05  # replaces both in the first `FIRST_S` of a leader, which finds its members one after another
+)
+FIRST_S = 10.0
+SUSPECTED_S = 30.0  # how long probes of the previous leader's host are used
 QUIET_TICK_S = 0.5  # replaces `TICK_S` while no member is silent
 LATE_S = 0.5  # if this process wakes up this late, it was stopped, and earlier probes prove nothing
 MOST_SILENT = 512  # concurrent probes of silent members, each of which takes up to `PROBE_S`
@@ -55,11 +63,16 @@ class HostRecord:
     asked_ns: int = 0  # when the last probe began
     has_answered: bool = False
     unanswered_ns: int = 0  # when the current series of unanswered probes began; 0 for none
+    suspected_ns: int = (
+        0  # since when the host has not answered probes of another address; 0 if it may answer
+    )
 
     def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
         """Return the record after a probe begun at `began_ns`; the next regular one is due after `wait_s`."""
         has_answered = self.has_answered or answer is HostAnswer.ANSWERED
-        unanswered_ns = (self.unanswered_ns or began_ns) if answer is HostAnswer.NONE else 0
+        unanswered_ns = 0
+        if answer is HostAnswer.NONE:
+            unanswered_ns = self.unanswered_ns or self.suspected_ns or began_ns
         return HostRecord(self.address, began_ns + int(wait_s * 1e9), began_ns, has_answered, unanswered_ns)
 
 
@@ -153,12 +166,21 @@ class HostProbes:
         self._records: dict[str, HostRecord] = {}  # by the uid of the pod
         self._silent: dict[str, asyncio.Task[None]] = {}  # probes of silent members in progress, by uid
         self._usual: dict[str, asyncio.Task[None]] = {}  # the same for members that report
+        self._suspected = ("", 0, 0)  # a node, since when it has not answered, and until when this is used
+
+    def suspect(self, node: str, silent_s: float) -> None:
+        """Record that the previous leader's host on `node` has not answered for `silent_s`."""
+        now_ns = self._now_ns()
+        self._suspected = (node, now_ns - int(silent_s * 1e9), now_ns + int(SUSPECTED_S * 1e9))
 
     async def run(self) -> NoReturn:
         """Probe until cancelled."""
+        first_ns = self._now_ns() + int(FIRST_S * 1e9)
         try:
             while True:
                 wait_s = self.probe_due()
+                if self._now_ns() < first_ns:
+                    wait_s = FIRST_TICK_S
                 due_ns = self._now_ns() + int(wait_s * 1e9)
                 await asyncio.sleep(wait_s)
                 if self._now_ns() - due_ns > LATE_S * 1e9:
@@ -168,9 +190,10 @@ class HostProbes:
 
     def forget_failures(self) -> None:
         """Call this if this process was stopped, because answers may have arrived too late to be noticed."""
+        self._suspected = ("", 0, 0)
         for uid, record in self._records.items():
-            if record.unanswered_ns:
-                self._records[uid] = replace(record, unanswered_ns=0)
+            if record.unanswered_ns or record.suspected_ns:
+                self._records[uid] = replace(record, unanswered_ns=0, suspected_ns=0)
 
     def probe_due(self) -> float:
         """Begin the probes that are due, and store the results of earlier ones in the members' connections.
@@ -179,6 +202,7 @@ class HostProbes:
         """
         now_ns = self._now_ns()
         heard_ns, asked_ns = now_ns - SILENT_NS, now_ns - int(PROBE_S * 1e9)
+        node, since_ns, until_ns = self._suspected
         records: dict[str, HostRecord] = {}
         silent: list[ProbedMember] = []
         for member in self._members():  # there may be thousands, most of which report
@@ -186,6 +210,8 @@ class HostProbes:
             record = self._records.get(uid)
             if record is None or record.address != member.address:
                 record = HostRecord(member.address)
+            if node == member.node and now_ns < until_ns and not record.asked_ns:
+                record = replace(record, suspected_ns=since_ns)
             records[uid] = record
             if line.heard_ns < heard_ns or not line.first_ns:
                 silent.append(member)

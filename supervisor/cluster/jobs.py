@@ -109,6 +109,7 @@ class ClusterJobs:
         self._server, self._pods, self._supervisions = server, pods, supervisions
         self._events, self._make = events, make
         self.changed = asyncio.Event()
+        self.formed = asyncio.Event()  # set when the runs of earlier leaders have been found and adopted
         now_s = asyncio.get_running_loop().time
         self._owners = ObjectCache(
             server, now_s, lambda: self.changed.set(), owner_size.kept, pod_facts.characters
@@ -147,6 +148,7 @@ class ClusterJobs:
                 self._owners.forget_unused()
                 try:
                     await self.reconcile()
+                    self.formed.set()
                 except (ApiError, OSError) as error:  # running jobs continue, and the next round tries again
                     log.warning("jobs not reconciled", extra={"error": str(error)})
                 with suppress(asyncio.TimeoutError):

@@ -18,6 +18,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -47,8 +48,8 @@ from supervisor.kubernetes.client import PODS, ApiServer, KubernetesObject, conn
 from supervisor.kubernetes.errors import ApiError, EvictionBlocked, NotFound
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.identity import Caller, ReviewUnavailable, TokenRefused, TokenReviewer
-from supervisor.kubernetes.leadership import Leadership, lead, sent_within
-from supervisor.kubernetes.lease import LeaseLock, LeaseLost, pod_of
+from supervisor.kubernetes.leadership import LeaderProbes, Leadership, lead, sent_within
+from supervisor.kubernetes.lease import EarlyTakeover, LeaseLock, LeaseLost, LeaseTerms, pod_of
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, is_gone, service_names
 from supervisor.kubernetes.replicas import EPOCH, HOLDER, PATH, Replicas
 from supervisor.kubernetes.watch import Mirror, ObjectName
@@ -75,6 +76,10 @@ BACKLOG = 128  # if more connections wait, the kernel drops them, and members wa
 # the limit for concurrent reviews; pods in a node's network share the node's address
 REVIEWS_PER_ADDRESS = 16
 AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
+# While this process expects to lead soon, or has just begun to lead, a member's request waits for up to this
+# long. If it were refused, the member would try again only after up to a second.
+HELD_S = 4.0
+MAX_HELD = 2048  # requests that wait
 SHUTDOWN_S = 1.0  # the limit for disconnecting the members, which then connect to the next supervisor
 
 
@@ -88,6 +93,9 @@ class ClusterSupervisor:
         self._reviewing: Counter[str] = Counter()  # the number of requests being reviewed, by address
         self._jobs: ClusterJobs | None = None  # None unless this process leads
         self._term: Leadership | None = None  # None unless this process leads
+        self._probes: LeaderProbes | None = None  # of the leader's host, while another process leads
+        self._leads = asyncio.Event()
+        self._held = 0  # the number of requests that wait until this process leads
         self._deleting: set[asyncio.Task[None]] = set()
         self._authorities = AuthoritySecret(server, me.namespace)
         self.limits = SharedLimits()
@@ -101,9 +109,11 @@ class ClusterSupervisor:
         from the cluster's state.
         """
         me = self._me
-        lock = LeaseLock(self._server, me.namespace, pod_layout.SUPERVISOR_LEASE, me.name, pod_uid=me.uid)
+        name, terms = pod_layout.SUPERVISOR_LEASE, LeaseTerms(early=EarlyTakeover())
+        lock = LeaseLock(self._server, me.namespace, name, me.name, terms, pod_uid=me.uid)
+        self._probes = LeaderProbes(lock, replicas.answers)
         while True:
-            await lead(lock, self._supervise, replicas.rival, replicas.end_of)
+            await lead(lock, self._supervise, replicas.rival, replicas.end_of, self._probes)
 
     async def pod_is_gone(self, holder: str) -> bool:
         """Return True if the pod of this holder of the lease is known to have ended."""
@@ -117,6 +127,7 @@ class ClusterSupervisor:
             await self._supervise_all(term)
         finally:
             self._jobs = self._term = None
+            self._leads.clear()
 
     async def _supervise_all(self, term: Leadership) -> None:
         authorities = await self._load_authorities()
@@ -169,16 +180,35 @@ class ClusterSupervisor:
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs = jobs
+        self._leads.set()
         await event_loop.until_one_ends(
             pods.run(),
             supervisions.run(),
             nodes.run(),
             jobs.find_unsupervised(),
             probes.run(),
+            self._suspect_node(term, probes),
             jobs.run(),
             room.run(),
             quarantine.run(),
         )
+
+    async def _suspect_node(self, term: Leadership, probes: HostProbes) -> None:
+        """Tell `probes` about the node of the previous leader if it does not answer. Never returns."""
+        name, _ = pod_of(term.replaced.holder) if term.replaced is not None else ("", "")
+        if name:
+            try:
+                pod = await self._server.get(PODS, name, self._me.namespace)
+            except (ApiError, OSError) as error:
+                log.warning("node of the previous leader not found", extra={"error": str(error)})
+            else:
+                node = str(pod.get("spec", {}).get("nodeName", ""))
+                log.warning(
+                    "the previous leader's node does not answer",
+                    extra={"node": node, "silent_s": round(term.silent_for_s, 1)},
+                )
+                probes.suspect(node, term.silent_for_s)
+        await asyncio.Event().wait()
 
     def _mirror_pods(self, changed: asyncio.Event) -> Mirror:
         """Return a mirror of the pods that may be members, which sets `changed` at each change."""
@@ -242,14 +272,19 @@ class ClusterSupervisor:
         """Serve the connection of a member, which its token identifies.
 
         A replica that does not lead refuses the connection before the token is reviewed, because the API
-        server may not respond to this replica. The member then tries another address.
+        server may not respond to this replica. The member then tries another address. If this replica expects
+        to lead soon, the member waits.
         """
+        await self._until_leading()
         self._refuse_unless_leading()
         caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
             raise web.HTTPServiceUnavailable(text=f"{caller.why}\n")
         if not isinstance(caller, Caller):
             raise web.HTTPUnauthorized(text=f"{caller.why}\n")
+        jobs = self._refuse_unless_leading()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(jobs.formed.wait(), HELD_S)
         jobs = self._refuse_unless_leading()
         job = jobs.job_of(caller.pod_uid)
         if job is None:
@@ -258,6 +293,18 @@ class ClusterSupervisor:
                 text=f"pod {caller.pod} is not a member of a job, at least not yet\n"
             )
         return await job.serve(request, caller.pod_uid)
+
+    async def _until_leading(self) -> None:
+        """Return when this process leads, or if it probably will not lead soon, or after `HELD_S`."""
+        expects = self._term is not None or (self._probes is not None and self._probes.is_suspected)
+        if self._leads.is_set() or not expects or self._held >= MAX_HELD:
+            return
+        self._held += 1
+        try:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._leads.wait(), HELD_S)
+        finally:
+            self._held -= 1
 
     def _refuse_unless_leading(self) -> ClusterJobs:
         """Return the jobs. Raises `HTTPServiceUnavailable` if this process does not lead."""

@@ -11,6 +11,10 @@ after its term without confirmation. Actions that the epoch in its orders protec
 (`Leadership.may_order`). All other actions must wait until `Leadership.left_s` is positive again
 (`sent_within`).
 
+A process that waits for the lease also probes the leader's host once a renewal is late (`LeaderProbes`). If
+the host does not answer, this process takes over before the lease expires, if the leader permits it in the
+lease (see `lease.EarlyTakeover`). For this reason, `Leadership.left_s` may end before the term does.
+
 After a process was suspended, it takes neither kind of action until it has renewed its term or, if the API
 server does not respond, has found no other leader. This works because both limits are times on a clock that
 also runs while the process is suspended.
@@ -21,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from supervisor.kubernetes import client
@@ -38,11 +43,75 @@ UNWIND_S = 5.0  # a cancelled body that still runs after this time is logged and
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class SilentLeader:
+    """A holder of the lease whose host has not answered any probe since `since_s`, by the lock's clock."""
+
+    holder: str
+    since_s: float
+
+
+class LeaderProbes:
+    """Probes the host of a leader whose renewal is late."""
+
+    def __init__(self, lock: LeaseLock, ask: Callable[[str, float], Awaitable[bool | None]]) -> None:
+        """`ask` returns whether a holder's host answers within some seconds; None if this cannot be known."""
+        self._lock, self._ask = lock, ask
+        self._since_s: float | None = None  # when the first of the last probes, all of them unanswered, began
+        self._unanswered = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._holder = ""
+
+    @property
+    def is_suspected(self) -> bool:
+        """True while the last probe of the leader's host has not been answered."""
+        return self._since_s is not None
+
+    @property
+    def silent(self) -> SilentLeader | None:
+        """The holder of the lease, if enough probes in a row have not been answered."""
+        early = self._lock.terms.early
+        if early is None or self._since_s is None or self._unanswered < early.probes:
+            return None
+        return SilentLeader(self._holder, self._since_s)
+
+    async def observe(self, holder: str) -> None:
+        """Begin or end the probes, according to the lease as it was just read, held by `holder`."""
+        early = self._lock.terms.early
+        is_late = early is not None and self._lock.unrenewed_s >= early.suspect_s
+        if not is_late or holder != self._holder:
+            await self.end()
+        if is_late and self._probing is None:
+            self._holder = holder
+            self._probing = asyncio.ensure_future(self._probe(holder))
+
+    async def end(self) -> None:
+        await _end(self._probing)
+        self._probing, self._since_s, self._unanswered = None, None, 0
+
+    async def _probe(self, holder: str) -> None:
+        early, clock = self._lock.terms.early, self._lock.clock
+        assert early is not None
+        while True:
+            began_s = clock()
+            answers = await self._ask(holder, early.probe_s)
+            if answers is False:
+                self._unanswered += 1
+                self._since_s = began_s if self._since_s is None else self._since_s
+            else:
+                self._since_s, self._unanswered = None, 0
+            await asyncio.sleep(max(0.0, began_s + early.probe_s - clock()))
+
+
 class Leadership:
     """One term as leader. Every order contains `epoch`, and members refuse earlier leaders' orders."""
 
-    def __init__(self, lock: LeaseLock, epoch: int, expires_s: float) -> None:
+    def __init__(
+        self, lock: LeaseLock, epoch: int, expires_s: float, replaced: SilentLeader | None = None
+    ) -> None:
+        """`replaced` is the previous leader, if its host did not answer when this term began."""
         self.epoch = epoch
+        self.replaced = replaced
         self._lock = lock
         self._expires_s = expires_s
         self._alone_s = expires_s  # until then, assume without confirmation that there is no other leader
@@ -54,12 +123,24 @@ class Leadership:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the term ends unless it is renewed; 0 or less after it has ended.
+        """Seconds for which this process is certain to be the only leader without a renewal; 0 or less: none.
+
+        This may end before the term does, because another process may take over early (`EarlyTakeover`).
 
         A body that was suspended beyond the end of the term still runs briefly before it is cancelled. Check
         this before every action that the epoch does not protect.
         """
+        return min(self.term_left_s, self._lock.sole_until_s - self._lock.clock())
+
+    @property
+    def term_left_s(self) -> float:
+        """Seconds until the term ends unless it is renewed; 0 or less after it has ended."""
         return self._expires_s - self._lock.clock()
+
+    @property
+    def silent_for_s(self) -> float:
+        """For how long the host of the leader that this one has replaced has not answered; 0 if it may."""
+        return self._lock.clock() - self.replaced.since_s if self.replaced is not None else 0.0
 
     @property
     def may_order(self) -> bool:
@@ -97,11 +178,13 @@ async def lead(
     body: Callable[[Leadership], Awaitable[None]],
     rival: Callable[[int], Awaitable[str]] | None = None,
     end_of: Callable[[str], Awaitable[str]] | None = None,
+    probes: LeaderProbes | None = None,
 ) -> None:
     """Wait for the lease, run `body` while this process holds it, and then release it.
 
     `end_of` waits until the process that holds the lease under the given name is known to have ended, and
-    returns how this is known. This process then takes over without waiting until the lease expires.
+    returns how this is known. This process then takes over without waiting until the lease expires. With
+    `probes`, it also takes over early from a leader whose host does not answer.
 
     `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
     `rival` is given and the API server does not respond when the term ends, the term continues without
@@ -115,7 +198,7 @@ async def lead(
         LeaseLost: The term has ended, so this process must no longer act as the leader.
         Exception: Any exception that `body` raises.
     """
-    whole = asyncio.ensure_future(_lead(lock, body, rival, end_of))
+    whole = asyncio.ensure_future(_lead(lock, body, rival, end_of, probes))
     try:
         await asyncio.shield(whole)
     except asyncio.CancelledError:
@@ -135,10 +218,11 @@ async def _lead(
     body: Callable[[Leadership], Awaitable[None]],
     rival: Callable[[int], Awaitable[str]] | None,
     end_of: Callable[[str], Awaitable[str]] | None,
+    probes: LeaderProbes | None,
 ) -> None:
     lock.begin()
     try:
-        term = await _acquire(lock, end_of)
+        term = await _acquire(lock, end_of, probes)
         log.info("leading", extra={"epoch": term.epoch})
         work: asyncio.Future[None] = asyncio.ensure_future(body(term))
         keeper = asyncio.ensure_future(_keep(lock, term, rival))
@@ -156,18 +240,23 @@ async def _lead(
     work.result()
 
 
-async def _acquire(lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | None) -> Leadership:
+async def _acquire(
+    lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | None, probes: LeaderProbes | None
+) -> Leadership:
     terms = lock.terms
     last = ""
     watched, watch = "", None  # a holder of the lease, and the task that waits for its end
     try:
         while True:
             sent_s = lock.clock()
+            silent = probes.silent if probes is not None else None
             try:
-                epoch = await _within(terms.deadline_s / 2, lock.try_hold())
-                return Leadership(lock, epoch, sent_s + terms.deadline_s)
+                epoch = await _within(terms.deadline_s / 2, lock.try_hold(silent.holder if silent else ""))
+                return Leadership(lock, epoch, sent_s + terms.deadline_s, silent)
             except HeldByAnother as error:
                 problem = f"held by {error}"
+                if probes is not None:
+                    await probes.observe(str(error))
                 if end_of is not None and watched != str(error):
                     await _end(watch)
                     watched, watch = str(error), asyncio.ensure_future(end_of(str(error)))
@@ -177,15 +266,17 @@ async def _acquire(lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | No
                 log.info("not leading", extra={"why": problem})
                 last = problem
             if watch is None:
-                await asyncio.sleep(terms.retry_s)
+                await asyncio.sleep(terms.poll_s)
                 continue
-            await asyncio.wait({watch}, timeout=terms.retry_s)
+            await asyncio.wait({watch}, timeout=terms.poll_s)
             if watch.done():
                 why, watch = watch.result(), None
                 log.info("the leader has ended", extra={"leader": watched, "why": why})
                 lock.note_ended(watched)
     finally:
         await _end(watch)
+        if probes is not None:
+            await probes.end()
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:
@@ -194,22 +285,24 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
     delay_s = terms.retry_s
     refused_s: float | None = None  # when the server began to refuse
     while True:
-        await asyncio.sleep(min(delay_s, term.left_s) if term.left_s > 0 else delay_s)
+        await asyncio.sleep(min(delay_s, term.term_left_s) if term.term_left_s > 0 else delay_s)
         sent_s = lock.clock()
-        has_ended = term.left_s <= 0
+        has_ended = term.term_left_s <= 0
         if has_ended and rival is None:
             raise LeaseLost(f"not renewed within {terms.deadline_s:g} s")
         # Limit each attempt to half of the term, to leave time for another on a new connection.
-        limit_s = terms.deadline_s / 2 if has_ended else min(term.left_s, terms.deadline_s / 2)
+        limit_s = terms.deadline_s / 2 if has_ended else min(term.term_left_s, terms.deadline_s / 2)
         try:
             epoch = await _within(limit_s, lock.try_hold())
         except HeldByAnother as error:
             raise LeaseLost(f"{error} holds the lease") from None
         except (ApiError, OSError) as error:
-            log.warning("lease not renewed", extra={"error": str(error), "left_s": round(term.left_s, 1)})
+            log.warning(
+                "lease not renewed", extra={"error": str(error), "left_s": round(term.term_left_s, 1)}
+            )
             if isinstance(error, ApiError):  # the server responds, so another process can be elected
                 refused_s = sent_s if refused_s is None else refused_s
-                if term.left_s <= 0 and (rival is None or lock.clock() - refused_s >= REFUSED_S):
+                if term.term_left_s <= 0 and (rival is None or lock.clock() - refused_s >= REFUSED_S):
                     raise LeaseLost(f"not renewed within {terms.deadline_s:g} s: {error}") from None
             if rival is not None:  # even before the term ends, so that no order has to wait for the answers
                 asked_s = lock.clock()

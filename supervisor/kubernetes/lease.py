@@ -9,8 +9,13 @@ timestamps in the lease come from different hosts' clocks and are never compared
 A deleted lease is treated as unchanged since its deletion. Its holder creates it again at its next renewal,
 and the other contenders wait as if the holder were silent.
 
-A lease is taken over before it expires only if its holder is known to have ended. The next process of the
-holder's pod knows this, and other contenders can learn it (`LeaseLock.note_ended`).
+A lease is taken over before it expires in two cases. The first is that its holder is known to have ended. The
+next process of the holder's pod knows this, and other contenders can learn it (`LeaseLock.note_ended`).
+
+The second case is that the holder's host does not answer (see `EarlyTakeover`). The holder permits this in
+the lease, and each renewal says whether it does. If so, the holder considers itself the only leader for a
+shorter time after this renewal (`LeaseLock.sole_until_s`) than any other process waits. It permits this only
+while the API server responds quickly, because this time would otherwise end before the next renewal.
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.
@@ -19,6 +24,7 @@ that arrives late changes nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 import uuid
@@ -36,6 +42,8 @@ _OF_POD = re.compile(
     r"(?P<name>[a-z0-9]([a-z0-9.-]*[a-z0-9])?)"
     r"_(?P<uid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-[0-9a-f]{8}"
 )
+# The annotation with which a holder permits an early takeover. Its value is `EarlyTakeover.sole_s`.
+SOLE = "holdfast.dev/sole-leader-seconds"
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
 
 
@@ -45,6 +53,30 @@ class LeaseLost(Exception):
 
 class HeldByAnother(Exception):
     """Another process is known to hold the lease. The message is the identity of that process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyTakeover:
+    """When a lease may be taken over before it expires because its holder's host does not answer, in seconds.
+
+    Another process takes over `silent_s` after it last saw a renewal, if the host has not answered since
+    `suspect_s` after the same renewal. The holder considers itself the only leader for `sole_s` after it sent
+    a renewal that permits this. The difference is the time for requests that are under way.
+    """
+
+    sole_s: float = 2.5
+    suspect_s: float = 1.5  # a renewal is late: probe the holder's host
+    silent_s: float = 3.0
+    poll_s: float = 0.5  # between two reads of the lease, because `silent_s` begins when a renewal is seen
+    quick_s: float = 0.5  # a renewal permits this only if the previous one took no longer
+    probe_s: float = 0.7  # the limit for one probe; a network answers within milliseconds
+    probes: int = 2  # that lack an answer before the host counts as silent, because a packet can be lost
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sole_s < self.silent_s:
+            raise ValueError("an early takeover must satisfy 0 < sole < silent")
+        if not self.suspect_s + self.probes * self.probe_s <= self.silent_s:
+            raise ValueError("an early takeover must satisfy suspect + probes x probe <= silent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +91,22 @@ class LeaseTerms:
     duration_s: int = 8
     deadline_s: float = 5.0
     retry_s: float = 1.0
+    early: EarlyTakeover | None = None  # None: the lease of a silent holder must expire
 
     def __post_init__(self) -> None:
         if not 0 < self.retry_s < self.deadline_s / 2 or not self.deadline_s < self.duration_s:
             raise ValueError("lease terms must satisfy 0 < 2 x retry < deadline < duration")
+        if self.early is not None and not (
+            2 * self.retry_s < self.early.sole_s <= self.deadline_s
+            and self.early.silent_s < self.duration_s
+            and self.retry_s + self.early.quick_s <= self.early.suspect_s
+        ):
+            raise ValueError("an early takeover must satisfy 2 x retry < sole <= deadline, silent < duration")
+
+    @property
+    def poll_s(self) -> float:
+        """The time between two reads of a lease that another process holds."""
+        return self.retry_s if self.early is None else min(self.retry_s, self.early.poll_s)
 
 
 class LeaseStore(Protocol):
@@ -113,6 +157,7 @@ class LeaseLock:
         self._seen: tuple[object, ...] = ()
         self._seen_s = 0.0  # since when `_seen` is known to be unchanged
         self._read_s = 0.0  # when the lease was last read
+        self._unrenewed_s = 0.0  # the same as `_seen_s`, but without any gap between the reads
         self._ended = ""  # the last holder that is known to have ended
         self._last_holder = ""  # as last seen in the lease, which may have been deleted since then
         self._highest = -1  # the highest `leaseTransitions` seen in the lease
@@ -125,6 +170,10 @@ class LeaseLock:
         self._mine: KubernetesObject | None = None
         self._may_hold = False
         self._least = 0  # the lowest `leaseTransitions` to write
+        self._was_quick = False  # whether the last write was answered quickly
+        # Until then, no other process takes over early from this one. The lease's duration limits the term as
+        # well, so this may be infinite.
+        self.sole_until_s = math.inf
 
     @property
     def holder(self) -> str:
@@ -140,8 +189,15 @@ class LeaseLock:
         """The identity of the last known holder of the lease; "" if there is none."""
         return self._leader.rpartition("_")[0] or self._leader
 
-    async def try_hold(self) -> int:
+    @property
+    def unrenewed_s(self) -> float:
+        """For how long the last reads of the lease show no renewal; 0 if one of them failed or was late."""
+        return self._read_s - self._unrenewed_s
+
+    async def try_hold(self, silent: str = "") -> int:
         """Create, take over or renew the lease; return the epoch of this term.
+
+        `silent` is a holder whose host does not answer now. See `EarlyTakeover`.
 
         The epoch is above the epochs of all earlier holders, and never 0. If the response to a write was
         lost, or if the lease has changed, this reads the lease to find out whether this process made the
@@ -153,9 +209,9 @@ class LeaseLock:
         """
         async with self._turn:
             try:
-                return await self._hold(self._mine or await self._read())
+                return await self._hold(self._mine or await self._read(), silent)
             except (Conflict, AlreadyThere, NotFound):
-                return await self._hold(await self._read())
+                return await self._hold(await self._read(), silent)
 
     async def raise_above(self, known: int) -> int:
         """Renew the lease with an epoch above `known`, and return it. Raises the exceptions of `try_hold`.
@@ -201,32 +257,62 @@ class LeaseLock:
     def _note_content(self, seen: tuple[object, ...]) -> None:
         """Record what the lease contains now; () if it does not exist."""
         now_s = self.clock()
-        if seen != self._seen or now_s - self._read_s > self.terms.deadline_s:
+        gap_s = now_s - self._read_s
+        if seen != self._seen or gap_s > self.terms.deadline_s:
             self._seen, self._seen_s = seen, now_s
+        # A read that failed, or took long, may show an outage of the API server, and not one of the holder.
+        if self._seen_s == now_s or gap_s > 3 * self.terms.poll_s:
+            self._unrenewed_s = now_s
         self._read_s = now_s
 
     def _note_spec(self, spec: KubernetesObject) -> None:
         self._last_holder = spec.get("holderIdentity") or ""
         self._highest = max(self._highest, _transitions(spec))
 
-    async def _hold(self, lease: KubernetesObject | None) -> int:
+    async def _hold(self, lease: KubernetesObject | None, silent: str) -> int:
         """Take or renew `lease`, and return the epoch. Raises `HeldByAnother` if another process holds it."""
         self._mine = None
         spec = {} if lease is None else lease["spec"]
         # A deleted lease still belongs to its last holder, which creates it again if it is healthy.
         holder = self._last_holder if lease is None else spec.get("holderIdentity") or ""
-        if holder not in ("", self._holder) and not self._is_gone(holder) and not self._has_expired(spec):
+        is_free = holder in ("", self._holder) or self._is_gone(holder) or self._has_expired(spec)
+        if not is_free and not (holder == silent and self._may_take_early(lease)):
             self._leader, self._may_hold = holder, False
             raise HeldByAnother(holder)
         self._may_hold = True
-        if lease is None:
-            written = await self._server.create(LEASES, self._new(), self._namespace)
-        else:
-            written = await self._server.replace(LEASES, _with_spec(lease, self._held(spec)))
+        written = await self._write(lease, spec)
         self._mine, self._leader = written, self._holder
         self._note_spec(written["spec"])
         self._least = int(written["spec"]["leaseTransitions"])
         return self._least + 1
+
+    async def _write(self, lease: KubernetesObject | None, spec: KubernetesObject) -> KubernetesObject:
+        """Write the lease as held by this process, and return what the API server has stored.
+
+        A write that is not answered may have permitted an early takeover, so it shortens `sole_until_s`.
+        """
+        early = self.terms.early if self._was_quick and lease is not None else None
+        self._was_quick = False
+        sent_s = self.clock()
+        until_s = math.inf if early is None else sent_s + early.sole_s
+        self.sole_until_s = min(self.sole_until_s, until_s)
+        if lease is None:
+            written = await self._server.create(LEASES, self._new(), self._namespace)
+        else:
+            held = _with_spec(_permitting(lease, early), self._held(spec))
+            written = await self._server.replace(LEASES, held)
+        self.sole_until_s = until_s
+        limit = self.terms.early
+        self._was_quick = limit is not None and self.clock() - sent_s <= limit.quick_s
+        return written
+
+    def _may_take_early(self, lease: KubernetesObject | None) -> bool:
+        """Return True if the holder permits an early takeover and has not renewed `lease` for long enough."""
+        early = self.terms.early
+        if early is None or lease is None:
+            return False
+        sole_s = _sole_s(lease)
+        return sole_s is not None and sole_s <= early.sole_s and self.unrenewed_s >= early.silent_s
 
     def _is_gone(self, holder: str) -> bool:
         """Return True if `holder` is a process that has ended."""
@@ -281,6 +367,23 @@ def pod_of(holder: str) -> tuple[str, str]:
 def _transitions(spec: KubernetesObject) -> int:
     found = spec.get("leaseTransitions")
     return found if isinstance(found, int) and found >= 0 else 0
+
+
+def _permitting(lease: KubernetesObject, early: EarlyTakeover | None) -> KubernetesObject:
+    """Return `lease` with or without the permission to take it over early."""
+    metadata = lease["metadata"]
+    annotations = {name: each for name, each in (metadata.get("annotations") or {}).items() if name != SOLE}
+    if early is not None:
+        annotations[SOLE] = f"{early.sole_s:g}"
+    return {**lease, "metadata": {**metadata, "annotations": annotations}}
+
+
+def _sole_s(lease: KubernetesObject) -> float | None:
+    """Return how long after a renewal the holder is the only leader; None if it permits no early takeover."""
+    try:
+        return float((lease["metadata"].get("annotations") or {})[SOLE])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _with_spec(lease: KubernetesObject, spec: KubernetesObject) -> KubernetesObject:

@@ -7,7 +7,10 @@ the lease expires.
 
 The process has ended for certain if nothing listens on the address at which the leader was found, if another
 process answers there, or if the pod no longer exists. A leader that is merely silent may be healthy, so its
-lease must expire. One error remains possible: the network may refuse connections to a healthy process. This
+lease must expire. If its host does not answer at all, the lease may be taken over early
+(`lease.EarlyTakeover`). A stopped process is not such a case, because its kernel still accepts connections.
+
+One error remains possible: the network may refuse connections to a healthy process. This
 error is harmless, because the former leader finds its lease taken at its next renewal, a second later. Until
 then, its orders and records have a lower epoch than the new leader's, and each of its other requests is
 conditional on the object that it has seen. The exception is a job that it takes over during this second: see
@@ -17,10 +20,12 @@ docs/adr/0020.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,9 +40,12 @@ EPOCH = "epoch"  # the field of the response with the epoch of the responding re
 HOLDER = "holder"  # the field with the holder's name in the replica's lease; "" if it does not lead
 ASK_S = 1.0  # how long to wait for one response
 AGAIN_S = 0.5  # the time between two searches for a leader, or two checks of a silent one
+LATE_S = 0.2  # if this process notices the end of a probe this late, it may also have missed the answer
 MAX_OPEN_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
 MAX_BYTES = 1024  # the maximum size of a response
+# from neighbours of the host, or from a router that has lost the route to its pods
+_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 async def addresses_of(service: str) -> Sequence[str]:
@@ -76,6 +84,7 @@ class Replicas:
         self._pod_is_gone = pod_is_gone
         # the last error that was logged for each address; the key "" stands for the Service
         self._noted: dict[str, str] = {}
+        self._leader = ("", "")  # the last holder of the lease that was found, and its address
 
     async def rival(self, epoch: int) -> str:
         """Return the address of a replica that leads with an epoch above `epoch`; "" if there is none.
@@ -97,11 +106,38 @@ class Replicas:
             if not address:
                 answers = await self._ask_all()
                 address = next((each for each, its in answers.items() if its.holder == holder), "")
+                self._leader = (holder, address)
             elif why := await self._why_ended(address, holder):
                 return why
             if self._pod_is_gone is not None and not address and await self._pod_is_gone(holder):
                 return "its pod has ended"
             await asyncio.sleep(AGAIN_S)
+
+    async def answers(self, holder: str, limit_s: float) -> bool | None:
+        """Return whether the host of the process that holds the lease as `holder` answers within `limit_s`.
+
+        Returns None if this is unknown, for example because the leader was never found. Never raises.
+        """
+        found, address = self._leader
+        if found != holder or not address:
+            return None
+        began_s = time.monotonic()
+        connecting = asyncio.ensure_future(asyncio.open_connection(address, self._port))
+        try:
+            await asyncio.wait({connecting}, timeout=limit_s)
+        finally:
+            if not connecting.done():
+                connecting.cancel()
+                await asyncio.wait({connecting})
+        if connecting.cancelled():
+            return False if time.monotonic() - began_s < limit_s + LATE_S else None
+        error = connecting.exception()
+        if error is None:
+            connecting.result()[1].close()
+            return True
+        if isinstance(error, ConnectionError):  # refused or reset
+            return True
+        return False if isinstance(error, OSError) and error.errno in _NO_ANSWER else None
 
     async def _ask_all(self) -> Mapping[str, _Answer]:
         """Return the answer of each other replica that has answered, by its address."""

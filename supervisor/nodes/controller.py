@@ -168,7 +168,8 @@ class QuarantineController:
         """Note a node's verdict. Return True if other members may have to move now."""
         now_s, known = asyncio.get_running_loop().time(), self._known.get(name)
         if known is None:
-            return self._verdicts.note(name, None, now_s)
+            has_ended = self._end_release(name)
+            return self._verdicts.note(name, None, now_s) or has_ended
         wall_s, age_s, calm_s = self._wall(), 0.0, math.inf
         if not self._verdicts.knows(name):
             age_s = _age_s(known.verdict_times, wall_s)
@@ -176,10 +177,13 @@ class QuarantineController:
             if not known.verdict:
                 calm_s = agent_reports.calm_s(known, changed_s, _age_s((known.report_at,), wall_s))
         waived_at_s = self._waived_at_s(known)
+        has_ended = False
         if waived_at_s is not None:
             self._waived.add(name)
+        else:
+            has_ended = self._end_release(name)
         is_known = waived_at_s is not None and waived_at_s <= wall_s - age_s
-        return self._verdicts.note(
+        has_turned = self._verdicts.note(
             name,
             known.verdict,
             now_s,
@@ -188,6 +192,19 @@ class QuarantineController:
             age_s=age_s,
             calm_s=calm_s,
         )
+        return has_turned or has_ended
+
+    def _end_release(self, name: str) -> bool:
+        """Stop treating a node as released by an operator. Return False if it was not treated so.
+
+        The next plan would do the same, but a round with many writes can take long.
+        """
+        was_waived = name in self._waived
+        self._waived.discard(name)
+        if self._service is not None and name in self._service.waived:
+            self._service = replace(self._service, waived=self._service.waived - {name})
+            was_waived = True
+        return was_waived
 
     def _waived_at_s(self, node: KnownNode) -> float | None:
         """Return when an operator released a node with a bad verdict; None if it has a newer fault.

@@ -117,7 +117,7 @@ class ClusterNodesBench:
 
     def _counts_with_standby(self) -> tuple[int, ...]:
         given = self._options
-        nodes = (given.kills, given.leader_nodes, given.cuts)
+        nodes = (given.kills, given.leader_nodes, given.cuts, given.leader_cuts)
         return (*nodes, given.drains, given.preemptions, given.leaders, given.verdicts)
 
     def _do_all(self, job: DisturbedJob) -> None:
@@ -131,6 +131,7 @@ class ClusterNodesBench:
             (options.drains, lambda number: faulty.drain(job, number)),
             (options.leaders, lambda _: faulty.kill_leader(job, processes)),
             (options.leader_nodes, lambda number: faulty.kill(job, number, with_leader=True)),
+            (options.leader_cuts, lambda number: faulty.cut(job, number, with_leader=True)),
         ]
         for count, fault in todo:
             for number in range(count):
@@ -182,6 +183,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     counted("--leader-nodes", 1, "number of kills of a member's node that also runs the leading supervisor")
     counted("--bare", 1, "number of kills of a member's node in a job without a standby")
     counted("--cuts", 1, "number of times that a member's node is cut off from the network for 60 s")
+    counted(
+        "--leader-cuts", 1, "number of such cuts of a member's node that also runs the leading supervisor"
+    )
     counted("--drains", 2, "number of drains of a member's node")
     counted("--preemptions", 1, "number of preemptions of a member's pod")
     counted("--leaders", 2, "number of kills of the leading supervisor's process")
@@ -204,7 +208,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 def needed_commands(options: argparse.Namespace) -> list[str]:
     """Return what the commands in the environment must be able to do."""
     kills = options.kills or options.leader_nodes or options.bare
-    return [*(("kill", "start") if kills else ()), *(("cut", "heal") if options.cuts else ())]
+    return [
+        *(("kill", "start") if kills else ()),
+        *(("cut", "heal") if options.cuts or options.leader_cuts else ()),
+    ]
 
 
 def main(argv: Sequence[str]) -> int:

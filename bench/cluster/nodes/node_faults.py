@@ -84,14 +84,15 @@ class FaultyCluster:
             found = replace(found, first_step_s=max(0.0, began_s + found.first_step_s - there_s))
         self._settle(job, before, found, began_s)
 
-    def cut(self, job: DisturbedJob, number: int) -> None:
+    def cut(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> None:
         """Cut off a member's node for `CUT_S`."""
         before = job.ready()
-        rank, node = self._victim(job, number, with_leader=False)
+        rank, node = self._victim(job, number, with_leader=with_leader)
+        kind = node_report.CUT_LEADER if node == self.leader_node() else node_report.CUT
         began_s = time.monotonic()
         try:
             self._commands.disturb("cut", node)
-            found = self._measured(job, before, MeasuredFault(node_report.CUT, node, rank), began_s)
+            found = self._measured(job, before, MeasuredFault(kind, node, rank), began_s)
             time.sleep(max(0.0, began_s + CUT_S - time.monotonic()))
         finally:
             self._restore(node)

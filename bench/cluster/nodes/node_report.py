@@ -10,9 +10,10 @@ from bench.text import Verdict, at_most, percent, seconds, summary, table
 from supervisor.wording import count
 
 KILL, KILL_LEADER, KILL_BARE = "node kill", "node kill, leader's node", "node kill, no standby"
-CUT, DRAIN, PREEMPTION, VERDICT = "node cut", "drain", "preemption", "verdict"
+CUT, CUT_LEADER = "node cut", "node cut, leader's node"
+DRAIN, PREEMPTION, VERDICT = "drain", "preemption", "verdict"
 LEADER = "leader killed"
-SUDDEN = (KILL, KILL_LEADER, KILL_BARE, CUT)
+SUDDEN = (KILL, KILL_LEADER, KILL_BARE, CUT, CUT_LEADER)
 PLANNED = (DRAIN, PREEMPTION)
 
 # The targets.

@@ -34,6 +34,7 @@ class Links:
     only_sidecars: bool = False  # the ranks use another network, which works
     loads_ms: int = 0  # how long ranks take before they connect
     down: set[frozenset[str]] = field(default_factory=set)
+    closed: set[str] = field(default_factory=set)  # members that can connect to others, but not vice versa
     stuck: set[str] = field(
         default_factory=set
     )  # members whose sidecars always report the same `unreached_s`
@@ -46,6 +47,10 @@ class Links:
     def connect(self, one: str, other: str) -> bool:
         """True if two members reach each other."""
         return one == other or not self.down & {frozenset({one, other}), frozenset({one}), frozenset({other})}
+
+    def reaches(self, one: str, other: str) -> bool:
+        """True if the sidecar of `one` can connect to that of `other`."""
+        return other not in self.closed and self.connect(one, other)
 
     def hold_up(self, group: Group, generation: int, step: int, go_on: Callable[[], None]) -> bool:
         """Return True if the ranks cannot exchange data now. `go_on` is then called again, or they fail."""
@@ -66,6 +71,8 @@ class Links:
         """True if a link is missing on the ring of the members, or to the one with rank 0."""
         names = list(dict.fromkeys(rank.member.name for rank in group.ranks(generation)))
         ring = zip(names, (*names[1:], *names[:1]), strict=True)
+        if self.closed & set(names):
+            return True
         return not all(self.connect(*pair) for pair in (*ring, *((names[0], name) for name in names)))
 
     def _fail(self, group: Group, generation: int) -> None:
@@ -121,7 +128,7 @@ class Prober:
         other = mine.world.members.get(name)
         if other is None or other.gone:
             return False
-        return self._links.only_ranks or self._links.connect(mine.name, name)
+        return self._links.only_ranks or self._links.reaches(mine.name, name)
 
     def _finish(self, found: dict[str, bool], order: MemberOrder, now_s: float) -> None:
         async def reaches(url: str) -> bool:

@@ -268,6 +268,38 @@ def test_if_sidecars_cannot_reach_each_other_at_all_nobody_is_cut_off(lost: str)
     assert world.final.step == STEPS
 
 
+# -- a network policy that forbids connections to a member, but none from it
+
+
+def closed(for_ms: int) -> World:
+    """Return a job in which nobody can connect to m1 for a while, and the ranks wait."""
+    world = job()
+    links = world.links
+    assert links is not None
+    return world.at(CUT_MS, lambda _: links.closed.add("m1")).at(
+        CUT_MS + for_ms, lambda _: links.closed.clear()
+    )
+
+
+def test_a_member_that_reaches_its_neighbours_is_not_cut_off_although_they_do_not_reach_it() -> None:
+    world = closed(for_ms=60_000).run(500)
+    assert not cut_off(world)
+    assert any("does not confirm" in each.why for each in actions(world, Warn))
+    assert {each.placement for each in world.starts} == {("m0", "m1", "m2", "m3")}, "nobody has moved"
+    assert world.final.step == STEPS
+
+
+def test_it_is_replaced_if_the_leader_changes_in_the_meantime() -> None:
+    """To a new leader, its sidecar may be new. No new generation could include it anyway."""
+    world = closed(for_ms=60_000)
+    world.at(CUT_MS + 5_000, lambda world: world.kill_supervisor())
+    world.run(500)
+    ((name, after_s),) = cut_off(world)
+    assert name == "m1"
+    assert after_s > 5.0 + cut_off_members.UNCONFIRMED_S
+    assert world.final.step == STEPS
+
+
 # -- ranks that fail at once instead of waiting
 
 

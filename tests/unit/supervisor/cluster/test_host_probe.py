@@ -248,6 +248,48 @@ async def test_pods_of_other_jobs_and_of_the_same_node_say_nothing_about_a_membe
     assert hosts.changes == []
 
 
+async def unanswered_after(hosts: Hosts, seconds: float) -> list[float]:
+    await hosts.after(seconds)
+    return [round(hosts.unanswered_s(number)) for number in range(hosts.count)]
+
+
+def new_leader(hosts: Hosts) -> None:
+    """Let no member have connected to this leader yet."""
+    for member in hosts.members:
+        member.line.first_ns, member.line.heard_ns = 0, hosts.now_ns + 30 * S
+
+
+async def test_a_member_on_the_node_of_the_previous_leader_lacks_an_answer_for_as_long_as_the_leader() -> (
+    None
+):
+    """But only after a probe of its own has failed: the leader's pod may have ended, and not its node."""
+    hosts = Hosts(4, per_node=2)
+    new_leader(hosts)
+    hosts.probes.suspect("n0", 10.0)
+    hosts.lost = {"10.0.0.0", "10.0.0.1"}
+    hosts.probes.probe_due()
+    assert [hosts.unanswered_s(number) for number in range(4)] == [0.0] * 4
+    assert await unanswered_after(hosts, 1.0) == [11, 11, 0, 0]
+
+
+async def test_a_member_that_answers_is_not_lost_with_the_previous_leader() -> None:
+    hosts = Hosts(4, per_node=2)
+    new_leader(hosts)
+    hosts.probes.suspect("n0", 10.0)
+    assert await unanswered_after(hosts, 1.0) == [0, 0, 0, 0]
+    hosts.lost = {"10.0.0.0", "10.0.0.1"}
+    assert max(await unanswered_after(hosts, 3.0)) <= 3, "this loss is a new one"
+
+
+async def test_the_silence_of_the_previous_leader_is_forgotten_after_a_while() -> None:
+    hosts = Hosts(4, per_node=2)
+    hosts.probes.suspect("n0", 10.0)
+    hosts.now_ns += int(host_probe.SUSPECTED_S * S)
+    new_leader(hosts)
+    hosts.lost = {"10.0.0.0", "10.0.0.1"}
+    assert max(await unanswered_after(hosts, 1.0)) <= 1
+
+
 async def test_a_supervisor_that_is_cut_off_concludes_nothing() -> None:
     hosts = await known(4)
     hosts.lost = {each.address for each in hosts.members}

@@ -30,12 +30,13 @@ from holdfast.process.network import Door
 from holdfast.protocol import codec
 from supervisor.admission import pod_layout
 from supervisor.cluster import jobs, main, pods, supervised_job
+from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.main import ClusterSupervisor
 from supervisor.cluster.pods import PodMember
 from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
-from supervisor.kubernetes.leadership import Leadership
+from supervisor.kubernetes.leadership import Leadership, SilentLeader
 from supervisor.kubernetes.lease import LeaseLock, boot_s
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
@@ -210,8 +211,78 @@ async def test_what_a_job_has_seen_of_a_node_is_stored_there(monkeypatch: pytest
         await event_loop.end([leading])
 
 
-async def test_a_leader_names_itself_before_it_has_read_anything() -> None:
+@dataclass
+class Suspicion:
+    """Whether the leader's host has not answered the last probe."""
+
+    is_suspected: bool = True
+
+
+async def test_a_member_waits_at_a_replica_that_will_probably_lead_soon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would otherwise try again only after up to a second."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "GATHER_S", 0.001)
+    async with place() as there:
+        earlier = await there.lead()
+        await there.job_of_one_pod()
+        pod = SimulatedPod("w-0")
+        async with pod.connecting(there.client.make_url("/v1/member"), TOKEN):
+            await pod.until(lambda: pod.generation)
+        await event_loop.end([earlier])
+        monkeypatch.setattr(there.supervisor, "_probes", Suspicion())
+        waiting = asyncio.create_task(there.connect())
+        while not there.supervisor._held:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(main, "MAX_HELD", 1)
+        assert await there.connect() == 503, "there is room for one"
+        assert not waiting.done()
+        leading = await there.lead()
+        assert await waiting == 400, "the member is accepted, but this request does not speak the protocol"
+        assert there.supervisor._held == 0
+        await event_loop.end([leading])
+
+
+async def test_a_member_does_not_wait_long_at_a_replica_that_does_not_lead_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with place() as there:
+        monkeypatch.setattr(main, "HELD_S", 0.05)
+        monkeypatch.setattr(there.supervisor, "_probes", Suspicion())
+        assert await there.connect() == 503
+        monkeypatch.setattr(main, "HELD_S", 1e3)
+        monkeypatch.setattr(there.supervisor, "_probes", Suspicion(is_suspected=False))
+        assert await there.connect() == 503
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_new_leader_knows_which_node_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    told: asyncio.Queue[tuple[str, float]] = asyncio.Queue()
+    monkeypatch.setattr(HostProbes, "suspect", lambda _, *known: told.put_nowait(known))
+    async with place() as there:
+        if is_known:
+            metadata = {"namespace": ME.namespace, "name": "s-0", "uid": "u"}
+            there.served.put("pods", {"metadata": metadata, "spec": {"nodeName": "n7"}, "status": {}})
+        now_s = there.lock.clock()
+        silent = SilentLeader("s-0_0f1e2d3c-4b5a-4678-9abc-def012345678-0a1b2c3d", now_s - 3.0)
+        term = Leadership(there.lock, 7, 1e9, silent)
+        telling = asyncio.create_task(there.supervisor._suspect_node(term, HostProbes(lambda: ())))
+        if is_known:
+            node, silent_s = await asyncio.wait_for(told.get(), LIMIT_S)
+            assert node == "n7"
+            assert silent_s >= 3.0
+        else:
+            await there.served.until(lambda: there.served.refused)
+        await event_loop.end([telling])
+        assert told.empty()
+
+
+async def test_a_leader_names_itself_before_it_has_read_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A former leader that is cut off from the API server, and the next one in line, ask for it."""
+    monkeypatch.setattr(main, "HELD_S", 0.05)
     async with place() as there:
         async with there.client.get(PATH) as answer:
             assert await answer.json() == {"epoch": 0, "holder": ""}

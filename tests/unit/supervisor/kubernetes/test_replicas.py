@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,10 +16,12 @@ from supervisor.kubernetes import replicas
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
 from supervisor.kubernetes.replicas import PATH, Replicas
+from tests.unit.dropped_packets import drop_all
 from tests.unit.supervisor.cluster.api_server import ServedObjects
 
 NAMES = service_names("holdfast-supervisor", "holdfast-system")
 OWN, OTHER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+LONG_S = 10.0
 
 
 class Place:
@@ -114,3 +117,52 @@ async def test_a_server_without_our_certificate_is_no_rival() -> None:
         asking = Replicas(NAMES[0], stranger.port, OWN, there.certificate, there._addresses)
         assert await asking.rival(7) == ""
         assert stranger.asked == []
+
+
+# -- whether the leader's host answers
+
+
+async def found(there: Place) -> Replicas:
+    """Return replicas that have found the leader `s-2_1` at `OTHER`."""
+    there.answers = {OTHER: {"epoch": 7, "holder": "s-2_1"}}
+    waiting = asyncio.ensure_future(there.replicas.end_of("s-2_1"))
+    while not there.replicas._leader[1]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    waiting.cancel()
+    return there.replicas
+
+
+async def test_the_host_of_a_leader_answers_even_if_nothing_listens_there() -> None:
+    async with place() as there:
+        asking = await found(there)
+        assert await asking.answers("s-2_1", LONG_S) is True
+        asking._port = 1
+        assert await asking.answers("s-2_1", LONG_S) is True
+
+
+async def test_a_host_that_drops_all_packets_does_not_answer() -> None:
+    async with place() as there:
+        asking = await found(there)
+        with socket.create_server((OTHER, 0)) as listener:
+            drop_all(listener)
+            asking._port = listener.getsockname()[1]
+            assert await asking.answers("s-2_1", 0.1) is False
+
+
+async def test_a_late_supervisor_does_not_know_whether_a_host_has_answered() -> None:
+    async with place() as there:
+        asking = await found(there)
+        with socket.create_server((OTHER, 0)) as listener:
+            drop_all(listener)
+            asking._port = listener.getsockname()[1]
+            probing = asyncio.ensure_future(asking.answers("s-2_1", 0.1))
+            await asyncio.sleep(0)
+            time.sleep(0.1 + 1.5 * replicas.LATE_S)  # noqa: ASYNC251 - this process is stopped
+            assert await probing is None
+
+
+async def test_nothing_is_known_about_the_host_of_a_leader_that_was_not_found() -> None:
+    async with place() as there:
+        assert await there.replicas.answers("s-2_1", LONG_S) is None
+        asking = await found(there)
+        assert await asking.answers("s-3_1", LONG_S) is None

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -464,6 +464,44 @@ async def test_an_operators_release_ends_the_moves_for_a_known_fault(place: Plac
     await jobs.until(lambda: jobs.heeded[-1] == frozenset())
     place.served.report("a", XID, {**XID, "check": "ecc", "code": None})
     await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+
+
+@pytest.mark.parametrize("was_planned", [True, False])
+async def test_a_new_fault_ends_an_operators_release_without_waiting_for_the_next_plan(
+    place: Place, monkeypatch: pytest.MonkeyPatch, was_planned: bool
+) -> None:
+    """A round with many writes, as in a storm, can take a minute."""
+    stops, waits = asyncio.Event(), asyncio.Event()
+    carry_on = QuarantineController._round
+
+    async def round_(self: QuarantineController) -> tuple[float, float]:
+        if stops.is_set():
+            waits.set()
+            await asyncio.Event().wait()
+        return await carry_on(self)
+
+    monkeypatch.setattr(QuarantineController, "_round", round_)
+    jobs = place.jobs = WatchedJobs()
+    for name in ("a", "b", "c"):
+        place.served.judge(name)
+    made = await place.lead()
+    await jobs.until(lambda: made._service is not None and made._service.breaker.unknown == 0)
+    place.served.judge("a", "GPU 3 is lost")
+    place.served.report("a", XID)
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+    await place.served.until(is_settled(place.served, "a"))
+    place.served.annotate("a", REQUEST, "release")
+    await jobs.until(lambda: jobs.heeded[-1] == frozenset())
+    await place.served.until(lambda: made._service is not None and made._service.waived == {"a"})
+    stops.set()
+    place.served.report("b")
+    await asyncio.wait_for(waits.wait(), LIMIT_S)
+    assert made._service is not None
+    if not was_planned:  # the release is newer than the last plan
+        made._service, made._waived = replace(made._service, waived=frozenset()), {"a"}
+    place.served.report("a", XID, {**XID, "check": "ecc", "code": None})
+    await jobs.until(lambda: jobs.heeded[-1] == {"a"})
+    assert (made._service.waived, made._waived) == (frozenset(), set())
 
 
 async def test_a_node_that_an_operator_has_released_is_no_part_of_a_storm(place: Place) -> None:

@@ -47,11 +47,12 @@ def test_missing_commands_are_named_unless_they_are_not_needed(
 ) -> None:
     monkeypatch.delenv("HOLDFAST_NODE_HEAL")
     monkeypatch.delenv("HOLDFAST_NODE_KILL")
+    uncut = ("--cuts=0", "--leader-cuts=0")
     words = "to commands that, followed by the name of a node, do this to the node"
     assert refused(capsys, kubectl, commands) == f"set HOLDFAST_NODE_KILL, HOLDFAST_NODE_HEAL {words}"
-    assert refused(capsys, kubectl, commands, "--cuts=0") == f"set HOLDFAST_NODE_KILL {words}"
+    assert refused(capsys, kubectl, commands, *uncut) == f"set HOLDFAST_NODE_KILL {words}"
     server.put("/api/v1/nodes/n1", node())
-    without = ("--cuts=0", "--kills=0", "--leader-nodes=0", "--bare=0")
+    without = (*uncut, "--kills=0", "--leader-nodes=0", "--bare=0")
     assert "expected at least 3" in refused(capsys, kubectl, commands, *without)
 
 
@@ -74,7 +75,8 @@ def test_three_nodes_must_be_ready_and_schedulable(
 
 
 def test_each_kind_of_fault_has_a_count_and_the_cost_a_duration() -> None:
-    kinds = ("kills", "leader_nodes", "bare", "cuts", "drains", "preemptions", "leaders", "verdicts")
+    nodes = ("kills", "leader_nodes", "bare", "cuts", "leader_cuts")
+    kinds = (*nodes, "drains", "preemptions", "leaders", "verdicts")
     defaults = vars(parsed([]))
     assert {name: type(defaults[name]) for name in kinds} == dict.fromkeys(kinds, int)
     assert defaults["rest"] == 60.0

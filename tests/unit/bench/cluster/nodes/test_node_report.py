@@ -35,6 +35,10 @@ def test_all_targets_are_met() -> None:
         (replace(KILL, noticed_s=5.1), "node kill: noticed and decided <= 5 s"),
         (replace(KILL, lost_steps=2), "node kill: at most 1 step lost"),
         (replace(KILL, kind=node_report.CUT, first_step_s=7.1), "node cut: first new step <= 7 s"),
+        (
+            replace(KILL, kind=node_report.CUT_LEADER, noticed_s=5.1),
+            "node cut, leader's node: noticed and decided <= 5 s",
+        ),
         (replace(DRAIN, pause_s=2.1), "drain: at most 2 s without training"),
         (replace(DRAIN, lost_steps=1), "drain: no step lost"),
         (
@@ -46,7 +50,8 @@ def test_all_targets_are_met() -> None:
     ],
 )
 def test_the_worst_fault_of_a_kind_misses_its_target(fault: MeasuredFault, target: str) -> None:
-    good = {each.kind: each for each in (KILL, replace(KILL, kind=node_report.CUT), DRAIN, BARE, LEADER)}
+    cuts = [replace(KILL, kind=kind) for kind in (node_report.CUT, node_report.CUT_LEADER)]
+    good = {each.kind: each for each in (KILL, *cuts, DRAIN, BARE, LEADER)}
     assert missed(good[fault.kind], fault, good[fault.kind]) == [target]
 
 
