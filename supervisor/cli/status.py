@@ -133,6 +133,7 @@ def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float, *, i
     name = phase(found)
     age_s = age_of(found, now_s) or 0.0
     if live or (alive and age_s < 2.0):
+        name += f", but {frame.stalled(found)}" if frame.stalled(found) else ""
         return f"{name}, {seconds(age_s)} ago" if is_job and age_s >= AGED_S else name
     if alive:
         return f"{name}, {seconds(age_s)} ago; its supervisor does not respond"
@@ -267,8 +268,10 @@ def _ledger(found: Mapping[str, Any]) -> list[str]:
     buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
     if total_s <= 0 or not buckets:
         return []
-    good_s = buckets.pop("productive", 0.0) + float(found.get("pending_s") or 0.0)
-    rows = [(LEDGER_WORDS["productive"], good_s)]
+    pending_s = float(found.get("pending_s") or 0.0)
+    still_s = min(float(found.get("no_step_s") or 0.0), pending_s) if frame.stalled(found) else 0.0
+    rows = [(LEDGER_WORDS["productive"], buckets.pop("productive", 0.0) + pending_s - still_s)]
+    rows += [("no step completed (slow step, or a hang)", still_s)] * (still_s > 0)
     rows += [
         (LEDGER_WORDS.get(name, name), spent)
         for name, spent in sorted(buckets.items(), key=lambda item: -item[1])
