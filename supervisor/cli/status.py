@@ -93,7 +93,7 @@ def lines(
         ("directory", str(path or "")),
     ]
     shown += [f"  {label:10}  {foreign_text.one_line(text)}" for label, text in rows if text]
-    ranks = _ranks(found)
+    ranks = _ranks(found, is_known=alive or found.get("phase") == "ended")
     ledger = _ledger(found)
     sections = (("Ranks", ranks), ("Where the time went", ledger), (LAST_OUTPUT, _last_output(found)))
     for heading, section in sections:
@@ -236,18 +236,19 @@ def _doing(rank: Mapping[str, Any]) -> str:
     return " ".join(word for word in (phase, rank.get("label")) if word) or "-"
 
 
-def _ranks(found: Mapping[str, Any]) -> list[str]:
+def _ranks(found: Mapping[str, Any], *, is_known: bool) -> list[str]:
+    """Return a table of the ranks. Their states are unknown if the run was killed after its last status."""
     rows = [
         (
             str(each.get("rank")),
             str(each.get("member") or "-"),
             str(each.get("pid") or "-"),
-            str(each.get("state") or "-"),
+            str(each.get("state") or "-") if is_known or each.get("state") == "exited" else "unknown",
             f"{each['step']:,}" if each.get("step") is not None else "-",
             seconds(float(each["step_s"])) if each.get("step_s") else "-",
             seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
             seconds(float(each["own_s"])) if each.get("own_s") else "-",
-            _doing(each),
+            _doing(each) if is_known else "-",
         )
         for each in found.get("ranks") or []
     ]

@@ -88,6 +88,13 @@ def test_the_first_line_shows_the_age_of_the_status(changed: dict[str, Any], sai
     assert page(**changed)[0] == f"run a-run: {said}"
 
 
+def test_the_ranks_of_a_run_that_was_killed_are_not_shown_as_running() -> None:
+    shown = page(alive=False, live=False, age_s=90.0)
+    rows = [line.split() for line in shown[shown.index("Ranks") + 2 :]][:2]
+    assert [(row[3], row[-1]) for row in rows] == [("unknown", "-"), ("unknown", "-")]
+    assert not any(line.split()[3:4] == ["running"] for line in shown[shown.index("Ranks") :])
+
+
 def test_the_open_incident_failing_storage_and_skipped_steps_are_shown() -> None:
     lines = "\n".join(
         page(
