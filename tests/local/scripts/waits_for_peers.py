@@ -3,7 +3,7 @@
 `apart` and `paused` are bugs: only one rank enters a barrier of an evaluation. `tries` is not a bug: because
 of a time limit, a rank notices that no other rank joins it, and continues. `chain` is not a bug either. It
 needs three ranks, and its file name contains no rank: rank 0 waits for rank 1, which waits for rank 2, which
-waits for the process that writes into the pipe. `slow` is a step that takes long, once.
+waits for the process that writes into the pipe. `slow` is a step that takes long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tiny_model import train
 
 folder = Path(sys.argv[1])
-SLOW_S = 12.0
+SLOW_S = 8.0
 TRIES_S = float(os.environ.get("TRIES_S", "8"))
 groups: list[Any] = []  # of neighbours, and of all
 impatient: list[Any] = []
