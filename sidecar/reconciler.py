@@ -447,7 +447,7 @@ class Sidecar:
 
     def _probe_neighbours(self, now_s: float) -> None:
         """Attempt to reach the neighbours while the ranks run and are held up."""
-        order, is_late = self.order, bool(self.observed.stalls)
+        order, is_late = self.order, any(not each.early_s for each in self.observed.stalls)
         neighbours = order.neighbours if order.do == "run" else ()
         probe = self._neighbours
         if probe.take_turn(order.generation, neighbours, now_s, is_late=is_late, settled=order.settled):

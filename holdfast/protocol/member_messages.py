@@ -105,6 +105,8 @@ class RankStall:
     `limited` is True if the phase has its own limit and has exceeded it: a first step, a pause or an end.
     `begun` is False if the script does not call `holdfast.join` and Holdfast has observed none of its steps.
     The steps of a script that does not call `holdfast.join` may not be observable.
+    `early_s` is above 0 if the step is within `limit_s`, but much longer than most steps. It is the shorter
+    limit that the step has exceeded. The rank is then inspected, and only a certain hang counts.
     """
 
     rank: int
@@ -117,6 +119,7 @@ class RankStall:
     limit_s: float
     limited: bool = False
     begun: bool = True
+    early_s: float = field(default=0.0, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

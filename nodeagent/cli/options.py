@@ -9,6 +9,7 @@ import argparse
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +31,8 @@ POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
 LOGS = ("auto", "kmsg", "journal", "none")
 
+_SOME_GPU = "gpu/0000:00:00.0"  # of an injected Xid, unless --entity is given
+
 _EPILOG = """\
 examples
   holdfast node check                     look once: a table; 0 healthy, 1 degraded, 2 unhealthy, 3 unknown
@@ -39,9 +42,38 @@ examples
 """
 
 
+# Messages of argparse.
+_MISSING = re.compile(r"the following arguments are required: (?P<names>.+)")
+_CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<value>.+) \(choose from (?P<choices>.+)\)")
+_VALUE = re.compile(r"argument (?P<name>\S+): (?P<value>.+), (?P<rest>expected .+)")
+_LACKS = re.compile(r"argument (?P<name>\S+): expected one argument")
+
+
 class _Parser(argparse.ArgumentParser):
+    """Names the command, the option or argument, the value, and what is expected, in each error message."""
+
     def error(self, message: str) -> NoReturn:
-        raise BadInput(message)
+        raise BadInput(f"{self.prog.removeprefix('holdfast ')}: {self._in_words(message)}")
+
+    def _in_words(self, message: str) -> str:
+        if found := _MISSING.fullmatch(message):
+            first = found["names"].split(", ")[0]
+            return f"missing {found['names']}: expected {self._described(first)}"
+        if found := _CHOICE.fullmatch(message):
+            allowed = found["choices"].replace("'", "")
+            return f"invalid value {found['value']} for {found['name']}: expected {allowed}"
+        if found := _VALUE.fullmatch(message):
+            return f"invalid value {found['value']} for {found['name']}: {found['rest']}"
+        if found := _LACKS.fullmatch(message):
+            return f"missing value for {found['name']}: expected {self._described(found['name'])}"
+        return message
+
+    def _described(self, name: str) -> str:
+        """Return the help of the option or argument `name`."""
+        for action in self._actions:
+            if name in (action.dest, action.metavar, "/".join(action.option_strings)):
+                return action.help or ", ".join(map(str, action.choices or ())) or name
+        return name
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -55,15 +87,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         argv = ["--help"]
     if not argv[0].startswith("-") and argv[0] not in commands:
-        raise BadInput(f"holdfast node {argv[0]!r}: {_near(argv[0], commands)}")
+        raise BadInput(f"node: unknown command {argv[0]!r}: {_near(argv[0], commands)}")
     found, unknown = parser.parse_known_args(list(argv))
     if unknown:
         known = [each for action in commands[found.command]._actions for each in action.option_strings]
         what = unknown[0].partition("=")[0]
-        raise BadInput(f"holdfast node {found.command} {what!r} is not an option: {_near(what, known)}")
+        raise BadInput(f"node {found.command}: {_unknown(what)} {what!r}: {_near(what, known)}")
+    if found.command == "inject" and found.what == "sample" and not found.entity:
+        which = "expected the entity that the check is about, such as gpu/0000:3b:00.0, node or disk//"
+        raise BadInput(f"node inject: missing --entity for sample {found.value!r}: {which}")
+    if found.command == "inject":
+        found.entity = found.entity or _SOME_GPU
     if getattr(found, "publish", False):
         _check_publishing(found)
     return found
+
+
+def _unknown(word: str) -> str:
+    return "unknown option" if word.startswith("-") else "unexpected argument"
 
 
 def _check_publishing(found: argparse.Namespace) -> None:
@@ -239,7 +280,10 @@ def _injecting(inject: _Parser) -> None:
     )
     inject.add_argument("value", help="the code, the line, or CHECK=VALUE")
     inject.add_argument(
-        "--entity", default="gpu/0000:00:00.0", help="the entity: gpu/0000:3b:00.0, node, disk//, ..."
+        "--entity",
+        default="",
+        help="the entity: gpu/0000:3b:00.0, node, disk//, ... (needed for a sample; default for an Xid:"
+        f" {_SOME_GPU})",
     )
     inject.add_argument(
         "--to", type=_address, default=LISTEN, metavar="HOST:PORT", help=f"address of the agent ({LISTEN})"

@@ -7,6 +7,10 @@ with gradient accumulation changes phase many times, and step times cover all ph
 the first step and to everything that is not work on a step: a pause that the script declares, a snapshot that
 Holdfast takes, joining, and restoring. A rank that exceeds a separate limit is hung.
 
+One slow step, such as a first evaluation, dominates the p99 for a long time. A step that is long compared to
+the median is therefore reported early, so that the rank is inspected. Until the step exceeds its limit, only
+evidence that proves a hang counts, and the time does not.
+
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
 first such step, it cannot know whether there will be any: the script may run inference, or be the parent of
 the training processes. Such a rank is late after half of the limit for a first step. It is then inspected,
@@ -39,7 +43,7 @@ class HangPolicy:
     floor_s: float = defaults.HANG_FLOOR_S
     min_samples: int = 20  # with fewer step times, the p99 is unreliable, so the next two fields apply
     few_factor: float = 10.0
-    few_floor_s: float = 5.0
+    few_floor_s: float = 5.0  # also the shortest time after which a step is reported early
     first_step_s: float = defaults.FIRST_STEP_S  # includes compiling, filling caches and restoring
     pause_s: float = defaults.PAUSE_S  # for a pause that declares no limit
     finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
@@ -60,13 +64,15 @@ class StepStats:
 
     times_s: tuple[float, ...] = ()
     p99_s: float = 0.0  # by the nearest-rank method; with fewer than 100 step times, it is their maximum
+    median_s: float = 0.0  # also by the nearest-rank method
 
     @classmethod
     def of(cls, times_s: tuple[float, ...]) -> StepStats:
         kept = times_s[-KEPT:]
         if not kept:
             return cls()
-        return cls(kept, sorted(kept)[math.ceil(len(kept) * 99 / 100) - 1])
+        ordered = sorted(kept)
+        return cls(kept, ordered[math.ceil(len(kept) * 99 / 100) - 1], ordered[(len(kept) - 1) // 2])
 
     def extended(self, times_s: tuple[float, ...]) -> StepStats:
         return StepStats.of(self.times_s + times_s) if times_s else self
@@ -85,6 +91,8 @@ class Stall:
     limited: bool  # True if `limit_s` is the activity's own limit: exceeding it counts as a hang
     why: str
     begun: bool = True  # False if its script does not join and has completed no step
+    # If the step is within `limit_s` but longer than usual: the shorter limit that it has exceeded.
+    early_s: float = 0.0
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
@@ -97,11 +105,30 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
         return math.inf
     if not _is_begun(progress, policy):
         return policy.first_step_s / 2
-    if progress.phase not in _WORK or progress.steps_done == 0 or not stats.times_s:
+    if not _is_usual_step(progress, stats):
         return policy.first_step_s
-    if len(stats.times_s) >= policy.min_samples:
-        return policy.floor_s + policy.factor * stats.p99_s
-    return max(policy.few_floor_s, policy.few_factor * stats.p99_s)
+    return _step_limit_s(stats.p99_s, len(stats.times_s), policy)
+
+
+def early_limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
+    """Return after how many seconds the current activity is reported, at most `limit_s`."""
+    most_s = limit_s(progress, stats, policy)
+    if progress.failed_ns or not _is_usual_step(progress, stats):
+        return most_s
+    usual_s = _step_limit_s(stats.median_s, len(stats.times_s), policy)
+    return min(most_s, max(policy.few_floor_s, usual_s))
+
+
+def _is_usual_step(progress: Progress, stats: StepStats) -> bool:
+    """Return True if the rank is in a step, and the times of earlier steps apply to it."""
+    return progress.phase in _WORK and progress.steps_done > 0 and bool(stats.times_s)
+
+
+def _step_limit_s(step_s: float, samples: int, policy: HangPolicy) -> float:
+    """Return the limit for a step if steps take up to `step_s`, according to this many samples."""
+    if samples >= policy.min_samples:
+        return policy.floor_s + policy.factor * step_s
+    return max(policy.few_floor_s, policy.few_factor * step_s)
 
 
 def _is_begun(progress: Progress, policy: HangPolicy) -> bool:
@@ -138,9 +165,13 @@ def left_s(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> float:
-    """Return the seconds until `stalled` reports this rank if it makes no progress; 0 or less means now."""
-    allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
-    return allowed_s - (now_ns - since_ns(progress)) / 1e9
+    """Return the seconds until `stalled` reports this rank if it makes no progress; 0 or less means now.
+
+    If the rank has already been reported early, return the seconds until it exceeds its limit.
+    """
+    waited_s = (now_ns - since_ns(progress)) / 1e9 - max(0.0, own_lateness_s)
+    early_s = early_limit_s(progress, stats, policy) - waited_s
+    return early_s if early_s >= 0 else limit_s(progress, stats, policy) - waited_s
 
 
 def stalled(
@@ -150,15 +181,17 @@ def stalled(
     policy: HangPolicy,
     own_lateness_s: float = 0.0,
 ) -> Stall | None:
-    """Return this rank's stall; None while the rank is within its limit.
+    """Return this rank's stall; None while the rank is within its limit and its step is not unusually long.
 
     `own_lateness_s` is the sidecar's own lateness since the rank's last progress. It is added to the limit,
     because a suspended or overloaded machine also delays the rank.
     """
     start_ns = since_ns(progress)
     waited_s = (now_ns - start_ns) / 1e9
-    allowed_s = limit_s(progress, stats, policy) + max(0.0, own_lateness_s)
-    if waited_s <= allowed_s:
+    late_s = max(0.0, own_lateness_s)
+    allowed_s = limit_s(progress, stats, policy) + late_s
+    early_s = early_limit_s(progress, stats, policy) + late_s
+    if waited_s <= early_s:
         return None
     doing = pause_label(progress) or PHASES[progress.phase].words
     if progress.failed_ns:
@@ -174,4 +207,5 @@ def stalled(
         why=f"rank {progress.rank} made no progress for {waited_s:.2f} s after step "
         f"{progress.step} ({doing}); the limit is {allowed_s:.2f} s",
         begun=_is_begun(progress, policy),
+        early_s=early_s if waited_s <= allowed_s else 0.0,
     )

@@ -163,5 +163,5 @@ class MemberWatch:
         return not any(each.step == record.step and tail_began_ns(each) for each in found)
 
 
-def _identity(stall: RankStall) -> tuple[int, int, bool, str]:
-    return stall.rank, stall.step, stall.limited, stall.phase_name
+def _identity(stall: RankStall) -> tuple[int, int, bool, str, bool]:
+    return stall.rank, stall.step, stall.limited, stall.phase_name, stall.early_s > 0

@@ -117,7 +117,7 @@ class ProgressMonitor:
             watched.halted = frozenset() if watched.sees_process else ranks
 
     def poll(self, generation: int, now_ns: int, own_lateness_s: float) -> list[RankStall]:
-        """Read every page; return the ranks of `generation` that have stalled.
+        """Read every page; return the ranks of `generation` that have stalled, or whose steps are too long.
 
         `own_lateness_s` is how late this poll is. It extends the limits, because a suspended or overloaded
         machine also delays the ranks.
@@ -134,9 +134,9 @@ class ProgressMonitor:
             _observe_stopped(watched, found, now_ns)
             self._excuse(watched, since_ns(found), now_ns, own_lateness_s)
             stall = stalled(found, now_ns, watched.stats, self.policy, watched.lateness_s)
-            if stall is None:
+            if stall is None or stall.early_s:
                 left.append(left_s(found, now_ns, watched.stats, self.policy, watched.lateness_s))
-            else:
+            if stall is not None:
                 stalls.append(
                     RankStall(
                         stall.rank,
@@ -149,6 +149,7 @@ class ProgressMonitor:
                         round(stall.limit_s, 3),
                         stall.limited,
                         stall.begun,
+                        round(stall.early_s, 3),
                     )
                 )
         self.left_s = min(left)

@@ -89,7 +89,9 @@ def show_caused(
         "sidecar": f"the sidecar of rank {command.rank}'s member",
         "member": f"the member of rank {command.rank}",
     }.get(command.kind, f"rank {command.rank}")
-    say(f"{command.kind} sent to {where} of {title(run)}; `holdfast incidents` shows the outcome")
+    note = " ".join(str((answer or {}).get("note") or "").split())
+    but = f", but {note}" if note else ""
+    say(f"{command.kind} sent to {where} of {title(run)}{but}; `holdfast incidents` shows the outcome")
 
 
 def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:

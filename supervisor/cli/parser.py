@@ -149,7 +149,7 @@ def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read
             break
         if whole_command and word in ("-m", "--module"):
             read.given.add("-m")
-        elif word.startswith("-") and word != "-":
+        elif _is_option(word, entry):
             _option(word, words, entry, read)
         else:
             read.words.append(word)
@@ -157,6 +157,12 @@ def _scan(words: list[str], entry: CommandSpec, *, whole_command: bool) -> _Read
         if not (isinstance(option, Option) and option.field in ("run_dir", "resume", "from_scratch")):
             read.kept += everything[start : len(everything) - len(words)]
     return read
+
+
+def _is_option(word: str, entry: CommandSpec) -> bool:
+    """True if `word` is an option. A negative number is an argument, if the command takes any."""
+    is_number = bool(entry.arguments) and word[1:].isdecimal()
+    return word.startswith("-") and word != "-" and not is_number
 
 
 def _after_the_script(words: Sequence[str]) -> list[str]:

@@ -177,7 +177,8 @@ class RunConsole:
     def _trained_before(self) -> list[str]:
         if self.options.from_scratch:
             return []
-        return run_messages.before(self.run_dir.before, self.run_dir.path, self.run_dir.has_checkpoints())
+        before, stored = self.run_dir.before, self.run_dir.has_checkpoints()
+        return run_messages.before(before, self.run_dir.path, stored, self.options.resume)
 
     def _show(self) -> None:
         now_s = time.monotonic()

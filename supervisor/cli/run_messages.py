@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from holdfast import exit_codes
-from supervisor import wording
+from supervisor import fault_kinds, wording
 from supervisor.view.model import Completion
 
+_NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
 _UNITS = {"second": "s", "sec": "s", "minute": "m", "min": "m", "hour": "h", "day": "d", "millisecond": "ms"}
+_SHORT = frozenset({"ms", "s", "m", "h", "d"})
 
 
 def time_hint(given: Sequence[str]) -> str:
@@ -21,8 +24,8 @@ def time_hint(given: Sequence[str]) -> str:
     `given` contains the words after `holdfast run`. Returns "" if no number precedes the unit.
     """
     for number, word in itertools.pairwise(given):
-        unit = _UNITS.get(word.lower().removesuffix("s"))
-        if unit and number.isdecimal():
+        unit = word.lower() if word.lower() in _SHORT else _UNITS.get(word.lower().removesuffix("s"))
+        if unit and _NUMBER.fullmatch(number):
             return f"write a time as one word, {number}{unit}"
     return ""
 
@@ -41,7 +44,16 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     refused = code == exit_codes.BAD_INPUT and not _has_trained(status)
     if refused or (status.get("checkpoint") or {}).get("step") is None:
         return []
-    return [f"resume with: holdfast run --resume --run-dir {shlex.quote(str(run_dir))} {shlex.join(given)}"]
+    skip = "--skip-bad-batches " if code == 1 and _would_fail_again(status, given) else ""
+    why = ", which skips the batch that produces a bad number," if skip else ""
+    command = f"holdfast run --resume --run-dir {shlex.quote(str(run_dir))} {skip}{shlex.join(given)}"
+    return [f"resume{why} with: {command}"]
+
+
+def _would_fail_again(status: Mapping[str, Any], given: Sequence[str]) -> bool:
+    """Return True if the run ended because a batch produced a bad number again, and it can skip batches."""
+    kind = fault_kinds.kind_of((status.get("last_incident") or {}).get("kind"))
+    return kind.is_bad_number and not status.get("own_state") and "--skip-bad-batches" not in given
 
 
 def closing_line(why: str, completion: Completion | None, status: Mapping[str, Any]) -> str:
@@ -88,17 +100,28 @@ def stopping(status: Mapping[str, Any], name: str, grace_s: float) -> str:
     return f"stopping: the script receives {sent} and has {grace_s:g} s to save its state and exit"
 
 
-def before(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
+def before(
+    earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool, resumes: bool = False
+) -> list[str]:
     """Return a warning if this run will repeat steps of an earlier run in the same directory; otherwise [].
 
     If the earlier run finished, the steps after its newest checkpoint are repeated. If it left no checkpoint,
-    all of its steps are repeated.
+    all of its steps are repeated. With `resumes`, also say if there is nothing to resume from.
 
     Args:
         earlier: The last status of the earlier run; None if there was no run.
         run_dir: The directory of both runs.
         stored: True if there are checkpoints. The run then resumes from one, or reports why it cannot.
+        resumes: True if the user requested to resume an earlier run.
     """
+    lines = _repeats(earlier, run_dir, stored)
+    if lines or stored or not resumes or (earlier or {}).get("own_state"):
+        return lines
+    return [f"--resume: there is no checkpoint in {run_dir / 'checkpoints'}, so training starts at step 0"]
+
+
+def _repeats(earlier: Mapping[str, Any] | None, run_dir: PurePath, stored: bool) -> list[str]:
+    """Return a warning if steps of the earlier run will be repeated; otherwise []."""
     step = earlier.get("step") if earlier is not None else None
     if earlier is None or type(step) is not int:
         return []

@@ -93,7 +93,7 @@ def lines(
         ("directory", str(path or "")),
     ]
     shown += [f"  {label:10}  {foreign_text.one_line(text)}" for label, text in rows if text]
-    ranks = _ranks(found)
+    ranks = _ranks(found, is_known=alive or found.get("phase") == "ended")
     ledger = _ledger(found)
     sections = (("Ranks", ranks), ("Where the time went", ledger), (LAST_OUTPUT, _last_output(found)))
     for heading, section in sections:
@@ -133,6 +133,7 @@ def _state(found: Mapping[str, Any], alive: bool, live: bool, now_s: float, *, i
     name = phase(found)
     age_s = age_of(found, now_s) or 0.0
     if live or (alive and age_s < 2.0):
+        name += f", but {frame.stalled(found)}" if frame.stalled(found) else ""
         return f"{name}, {seconds(age_s)} ago" if is_job and age_s >= AGED_S else name
     if alive:
         return f"{name}, {seconds(age_s)} ago; its supervisor does not respond"
@@ -235,18 +236,19 @@ def _doing(rank: Mapping[str, Any]) -> str:
     return " ".join(word for word in (phase, rank.get("label")) if word) or "-"
 
 
-def _ranks(found: Mapping[str, Any]) -> list[str]:
+def _ranks(found: Mapping[str, Any], *, is_known: bool) -> list[str]:
+    """Return a table of the ranks. Their states are unknown if the run was killed after its last status."""
     rows = [
         (
             str(each.get("rank")),
             str(each.get("member") or "-"),
             str(each.get("pid") or "-"),
-            str(each.get("state") or "-"),
+            str(each.get("state") or "-") if is_known or each.get("state") == "exited" else "unknown",
             f"{each['step']:,}" if each.get("step") is not None else "-",
             seconds(float(each["step_s"])) if each.get("step_s") else "-",
             seconds(float(each["p99_s"])) if each.get("p99_s") else "-",
             seconds(float(each["own_s"])) if each.get("own_s") else "-",
-            _doing(each),
+            _doing(each) if is_known else "-",
         )
         for each in found.get("ranks") or []
     ]
@@ -267,8 +269,10 @@ def _ledger(found: Mapping[str, Any]) -> list[str]:
     buckets = {str(k): float(v) for k, v in (found.get("buckets_s") or {}).items()}
     if total_s <= 0 or not buckets:
         return []
-    good_s = buckets.pop("productive", 0.0) + float(found.get("pending_s") or 0.0)
-    rows = [(LEDGER_WORDS["productive"], good_s)]
+    pending_s = float(found.get("pending_s") or 0.0)
+    still_s = min(float(found.get("no_step_s") or 0.0), pending_s) if frame.stalled(found) else 0.0
+    rows = [(LEDGER_WORDS["productive"], buckets.pop("productive", 0.0) + pending_s - still_s)]
+    rows += [("no step completed (slow step, or a hang)", still_s)] * (still_s > 0)
     rows += [
         (LEDGER_WORDS.get(name, name), spent)
         for name, spent in sorted(buckets.items(), key=lambda item: -item[1])

@@ -88,10 +88,12 @@ class _Api:
             requested = self._job.cause_fault(str(what), rank)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
+        note = self._job.drill_note(str(what), rank)
         refusal = "" if requested is None else await self._job.drills.refusal(requested)
         if refusal:
             raise web.HTTPConflict(text=f"{refusal}: the drill is withdrawn")
-        return web.json_response({"injected": what, "rank": rank}, status=202)
+        noted = {"note": note} if note else {}
+        return web.json_response({"injected": what, "rank": rank, **noted}, status=202)
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

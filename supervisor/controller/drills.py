@@ -6,11 +6,17 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
+from supervisor.view import reports
+from supervisor.view.model import View
+from supervisor.wording import seconds
 
 _MAX_NUMBER = 1 << 62  # a drill's number is the wall-clock time in microseconds; higher numbers are invalid
+STILL_S = 2.0  # shorter times without a step are usual
+_AT_NEXT_STEP = ("hang", "spin", "nan")
 LIMIT_S = 10.0  # a dead sidecar is replaced within one second; a stalled disk can add a few seconds
 
 
@@ -26,6 +32,28 @@ class PendingDrill:
     drill: DrillOrder
     over: asyncio.Event = field(default_factory=asyncio.Event)
     refused: str = ""
+
+
+def obstacle(view: View, status: Mapping[str, Any], what: str, rank: int) -> str:
+    """Return why the drill `what` does not take effect now on `rank`, as a clause; "" if it does.
+
+    Args:
+        status: The last status, which says for how long no step was completed.
+    """
+    executor = DRILLS[what].executor
+    if executor not in ("rank", "launcher") or what == "kill":
+        return ""
+    if any(each.stopped for each in reports.ranks(view) if each.rank == rank):
+        if what == "stop":
+            return f"rank {rank} was already stopped"
+        return f"rank {rank} is stopped, and carries out no drill unless it is continued"
+    still_s = float(status.get("no_step_s") or 0.0)
+    if what not in _AT_NEXT_STEP or still_s < STILL_S:
+        return ""
+    return (
+        f"rank {rank} has completed no step for {seconds(still_s)}: the drill takes effect only if it"
+        " completes this step, and not at all if the group is restarted first"
+    )
 
 
 class Drills:

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.process import event_loop
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.backend import Backend
-from supervisor.controller.drills import Drills, PendingDrill
+from supervisor.controller.drills import Drills, PendingDrill, obstacle
 from supervisor.controller.journal_writer import JOURNAL_S, JournalWriter
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import JobRecords
@@ -484,6 +484,10 @@ class Job:
         drill = self.drills.ask(member, self.memory.generation, what, rank)
         self.wake.set()
         return drill
+
+    def drill_note(self, what: str, rank: int) -> str:
+        """Return why the drill `what` does not take effect now on `rank`, as a clause; "" if it does."""
+        return obstacle(self.view(), self.publisher.published, what, rank)
 
 
 def _accounts(started_ns: int, held: Any, policy: Policy) -> Bookkeeping:

@@ -143,7 +143,7 @@ def station(status: StatusDocument) -> str:
 
 def _headline(status: StatusDocument, width: int, style: Style, silent_s: float) -> str:
     name = phase(status)
-    calm = name == "running"
+    calm = name == "running" and not stalled(status)
     sign = style.sign("on" if calm or name == "ended" else "half")
     colour = GREEN if calm else DIM if name == "ended" else YELLOW
     cells: list[tuple[str, tuple[str, ...]]] = [(f"{sign} {name}", (BOLD, colour))]

@@ -105,8 +105,10 @@ class RunFollower:
         return {
             "hangs": f"the storage of the run directory {name} does not respond: training continues, but"
             " nothing in it can be read or written",
-            "gone": f"the run directory {name} is gone: training continues, but the ranks' output is no"
-            " longer shown, and the run cannot be resumed",
+            "gone": f"WARNING: the run directory {name} was removed: training continues, and faults are still"
+            " recovered from memory, but the records and checkpoints in it are lost, the ranks' output is no"
+            " longer shown, `holdfast status` and the other commands do not find the run, and it can be"
+            " resumed only from checkpoints that it writes from now on, if any",
             "refuses": f"nothing can be written to the run directory {name}: {self._refused}. Training"
             " continues, and faults are recovered from memory, but no checkpoint, incident or journal line is"
             " written, and this display is not updated. Holdfast keeps retrying",
@@ -140,7 +142,7 @@ class RunFollower:
         return [line for line in reading.lines if self._warned.admit(line[1])]
 
     def _read_all(self) -> _Reading:
-        lines, status, gone = self._tails.poll(), self._follower.read(), not self._run.path.exists()
+        lines, status, gone = self._tails.poll(), self._follower.read(), self._run.is_gone()
         return _Reading(lines, status or {}, gone, "" if gone else self._refusal(status, time.monotonic()))
 
     def _refusal(self, status: object, now_s: float) -> str:
@@ -158,4 +160,4 @@ class RunFollower:
         return self._probed
 
     def _read_last(self) -> _Reading:
-        return _Reading(self._tails.close(), self._follower.read() or {}, not self._run.path.exists())
+        return _Reading(self._tails.close(), self._follower.read() or {}, self._run.is_gone())

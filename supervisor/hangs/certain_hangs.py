@@ -33,7 +33,7 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     fault = replace(fault, hung=f"{why}{at}")
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
-        late_s = group_reports.longest_limit_s(group_reports.stalls(view))
+        late_s = group_reports.reported_after_s(group_reports.stalls(view))
         act_ns = view.watch.since_ns + int((late_s + OTHERS_INSPECTED_S) * SECOND_NS)
     return StallVerdict(detail, named.rank, place=place, limit_s=0.0, act_ns=act_ns, fault=fault)
 

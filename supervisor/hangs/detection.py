@@ -10,6 +10,10 @@ Elapsed time alone proves nothing, so stalls are divided into two classes:
 Possible work is not treated as a hang while any rank is within its time limit, in a pause that the script
 declared, or under a debugger, because the other ranks may be waiting for that rank.
 
+A rank is inspected as soon as its step takes much longer than most, even if a slow step in the past has made
+its time limit longer. A proof does not depend on time, so a certain hang is acted on then. For anything else,
+the time limit applies.
+
 Holdfast may never see a step of a script that does not join. Anything that such a script does before its
 first step may be work, so the limit for a first step is counted from the last sign of work.
 """
@@ -102,7 +106,7 @@ def deadline_ns(view: View, policy: Policy) -> int:
 
 
 def _inspected_by_ns(view: View, policy: Policy) -> int:
-    late_s = group_reports.longest_limit_s(group_reports.stalls(view))
+    late_s = group_reports.reported_after_s(group_reports.stalls(view))
     return view.watch.since_ns + int((late_s + policy.look_s) * SECOND_NS)
 
 
@@ -124,14 +128,20 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     holding = [each for each in rest if each.rank not in ahead]
     # `holding` may contain a rank whose process is gone but whose launcher has not reported the exit yet.
     locked = [each for each in holding if each.role == evidence.LOCKED]
-    if policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks):
+    early = group_reports.early_stalls(view)
+    at_floor = policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks)
+    if at_floor and not early:
         return stall_limits.at_floor(view, holding or waiting)
     # Before the first step, ranks might not wait for each other: for example, the script may serve requests.
     apart = stall_limits.are_apart(view, policy) or not any(each.begun for each in watch.ranks)
     alone = len(watch.ranks) == 1 or (apart and not waiting)
-    if locked and len(locked) == len(holding) and not certain_hangs.is_repeated(view, locked[0]):
+    # The second inspection of an early rank shows that it has not moved since the first.
+    is_proven = len(locked) == len(holding) and (not early or all(each.looks > 1 for each in locked))
+    if locked and is_proven and not certain_hangs.is_repeated(view, locked[0]):
         named = hung_rank.name_rank(view, locked)
         return certain_hangs.certain(view, named, "it waits for a lock that nothing will release")
+    if at_floor:
+        return stall_limits.before_floor(view, policy, early)
     if alone:
         return stall_limits.unlimited(view, policy, watch.ranks[0])
     return stall_limits.limited(view, policy, holding or waiting)

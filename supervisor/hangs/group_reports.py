@@ -16,8 +16,18 @@ def stalls(view: View) -> dict[int, RankStall]:
 
 
 def longest_limit_s(stalled: dict[int, RankStall]) -> float:
-    """Return the longest of the limits that these ranks exceeded when they became late."""
+    """Return the longest of the limits of these ranks, which early ones have not exceeded yet."""
     return max((each.limit_s for each in stalled.values()), default=0.0)
+
+
+def reported_after_s(stalled: dict[int, RankStall]) -> float:
+    """Return the longest time after which one of these ranks was reported, and its inspections began."""
+    return max((each.early_s or each.limit_s for each in stalled.values()), default=0.0)
+
+
+def early_stalls(view: View) -> dict[int, RankStall]:
+    """Return the stalls of the ranks that are within their limits, but in a step that is unusually long."""
+    return {rank: each for rank, each in stalls(view).items() if each.early_s}
 
 
 def phases(view: View) -> dict[int, str]:

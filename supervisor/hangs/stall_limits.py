@@ -6,6 +6,7 @@ restart at the same place. There is no limit as long as no rank has been seen wa
 
 from __future__ import annotations
 
+from holdfast.protocol.member_messages import RankStall
 from supervisor.hangs import evidence, group_reports, hung_rank, sentences
 from supervisor.hangs.verdict import APART, UNBEGUN, StallVerdict, hang_fault
 from supervisor.view import reports
@@ -32,7 +33,9 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     )
     usual_s = policy.stall_limit_s if begun else policy.first_step_s
     # If a rank is late only after minutes, its steps take minutes, and the limit must not be shorter.
+    # No early rank may be restarted before it is late, even if it waits for the others.
     held_up = {each.rank: stalls[each.rank] for each in holding if each.rank in stalls}
+    held_up |= group_reports.early_stalls(view)
     limit = max(usual_s, group_reports.longest_limit_s(held_up))
     worked_ns = max(each.worked_ns or since_ns for each in holding)
     apart_s = (_apart_until_ns(view) - since_ns) / 1e9
@@ -81,13 +84,21 @@ def at_floor(view: View, holding: list[LateRank]) -> StallVerdict:
     return StallVerdict(why, named.rank, place=place, limit_s=0.0, act_ns=view.now_ns, fault=fault)
 
 
+def before_floor(view: View, policy: Policy, early: dict[int, RankStall]) -> StallVerdict:
+    """Return the verdict if the user's own limit (`Policy.hang_floor_s`) is not exceeded yet by `early`."""
+    last = max(early.values(), key=lambda each: each.limit_s)
+    why = sentences.describe_in_time(view, policy, last.rank, last.phase_name)
+    return StallVerdict(why, last.rank, limit_s=last.limit_s)
+
+
 def unlimited(view: View, policy: Policy, only: LateRank) -> StallVerdict:
     """Return the verdict if `only` may be working and no rank waits for it: warn, but do not restart."""
     several = len(view.watch.ranks) > 1 and only.begun
     unaffected = "no rank waits for another" if several else "no other rank waits for it"
     doing = sentences.describe_late_rank(view, only)
     why = f"rank {only.rank} has been {doing} since step {only.step}; {unaffected}"
-    warn_s = policy.stall_limit_s if only.begun else policy.first_step_s / 2
+    late_s = group_reports.longest_limit_s(group_reports.early_stalls(view))
+    warn_s = max(policy.stall_limit_s, late_s) if only.begun else policy.first_step_s / 2
     place = UNBEGUN if not only.begun else APART if several else group_reports.place(view, only)
     return StallVerdict(
         why, only.rank, place=place, work=only.work, warn_ns=view.watch.since_ns + int(warn_s * SECOND_NS)
@@ -105,7 +116,8 @@ def horizon_s(view: View, policy: Policy) -> float:
     """Return how long the group can stay in collectives before it exceeds a limit or a pause."""
     pauses = [each.pause_left_s for report in reports.reports(view) for each in report.progress]
     learned = [each.seconds for each in view.memory.learned if each.work == evidence.COLLECTIVE]
-    most_s = max(policy.stall_limit_s, LEARNED_FACTOR * max(learned, default=0.0))
+    late_s = group_reports.longest_limit_s(group_reports.early_stalls(view))
+    most_s = max(policy.stall_limit_s, late_s, LEARNED_FACTOR * max(learned, default=0.0))
     if not all(rank.marks.first_step_ns for rank in reports.ranks(view)):
         most_s = max(most_s, policy.first_step_s)
     return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)

@@ -192,6 +192,11 @@ class Ledger:
         return self._pending_ns + self._tail_ns
 
     @property
+    def tail_ns(self) -> int:
+        """The training time since the last step ended; 0 while no rank trains."""
+        return self._tail_ns if self._activity is Bucket.PRODUCTIVE else 0
+
+    @property
     def good_ns(self) -> int:
         """The sum of the productive and the pending time."""
         return self._settled[Bucket.PRODUCTIVE] + self.pending_ns

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
+from holdfast.protocol.progress import PhaseKind, names_of_kinds
 from supervisor.decision import closing, memory_needed, remedy, resume_point
 from supervisor.decision.places import node_loss, placement, resizing
 from supervisor.hangs import detection
@@ -36,6 +37,8 @@ from supervisor.view.slow_ranks import SlowRank
 from supervisor.wording import count
 
 STALLED_STEPS = 3.0  # if no step ends for this many usual step times, no rate is shown
+STALLED_S = 2.0  # a step that is not late is called slow only after this time and `STALLED_STEPS`
+_PAUSES = names_of_kinds(PhaseKind.PAUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class StatusContext:
 
 def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str, Any]:
     """Return the status as JSON. Changes nothing. Equal arguments produce equal statuses."""
-    stall = _stall(view, context.policy)
+    stall = _stall(view, context.policy) or _slow_step(view, accounts.ledger) or _NO_STALL
     found = {
         "schema": incidents.SCHEMA,
         "run": context.run,
@@ -116,7 +119,7 @@ def _training(view: View, stall: Mapping[str, Any]) -> dict[str, Any]:
     memory, progress = view.memory, reports.last_progress(view)
     loss = next((each.loss for each in progress if each.rank == 0), None)
     steps = [each.step for each in progress]
-    step_s = max((each.step_s for each in progress), default=0.0)
+    step_s = _step_s(progress)
     per_step = _per_step(progress, steps, _base(view))
     settled = memory.settled and memory.phase == "running"
     moves = settled and (stall["no_step_s"] or 0.0) <= STALLED_STEPS * step_s
@@ -278,11 +281,40 @@ def _goal(view: View) -> int | None:
     return max((rank.marks.goal for rank in ranks if rank.generation == generation), default=0) or None
 
 
-def _stall(view: View, policy: Policy) -> dict[str, Any]:
+def _step_s(progress: Sequence[RankProgress]) -> float:
+    """Return the usual step time of the slowest rank; 0 if it is unknown."""
+    return max((each.step_s for each in progress), default=0.0)
+
+
+_NO_STALL: Mapping[str, Any] = {
+    "no_step_s": None,
+    "hang_limit_s": None,
+    "held_up_by": None,
+    "waiting_for": "",
+}
+
+
+def _slow_step(view: View, ledger: Ledger) -> Mapping[str, Any] | None:
+    """Return the time since a step last ended, if it is long but no rank is late yet; None otherwise.
+
+    A declared pause is not a step, and its time is not shown as time without a step.
+    """
+    progress, still_s = reports.last_progress(view), ledger.tail_ns / 1e9
+    step_s = _step_s(progress)
+    is_training = view.memory.phase == "running" and view.memory.settled and step_s > 0
+    if not is_training or still_s <= max(STALLED_S, STALLED_STEPS * step_s):
+        return None
+    if any(each.phase in _PAUSES for each in progress):
+        return None
+    why = "the step takes longer than usual, and no rank is late yet"
+    return {**_NO_STALL, "no_step_s": round(still_s, 3), "waiting_for": why}
+
+
+def _stall(view: View, policy: Policy) -> Mapping[str, Any] | None:
     """Return the time since a step last ended, the rank that holds up the group, and Holdfast's limit."""
     found = detection.judge(view, policy) if view.memory.phase == "running" else None
     if found is None:
-        return {"no_step_s": None, "hang_limit_s": None, "held_up_by": None, "waiting_for": ""}
+        return None
     return {
         "no_step_s": round(max(0, view.now_ns - view.watch.since_ns) / 1e9, 3),
         "hang_limit_s": found.limit_s,

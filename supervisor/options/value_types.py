@@ -118,6 +118,14 @@ def _bytes(text: str) -> float:
     return found
 
 
+def _size_with_unit(text: str) -> float:
+    """Return the bytes of `text`, which needs a unit if its number is so small that one must be missing."""
+    found = _bytes(text)
+    if found < 1000 and text[-1].isdigit():
+        raise ValueError(f"a size with its unit, such as {text}GB or {text}TiB")
+    return found
+
+
 def _bytes_per_second(text: str) -> float:
     if not text.endswith("/s"):
         raise ValueError
@@ -240,7 +248,7 @@ def span(spent_s: float) -> str:
 
 _SHARE = "a share above 0 and up to 1, such as 0.01 or 1%"
 share = ValueType("share", _SHARE, _parse_share, "above 0, up to 1 or 100%", (0.0, 1.0))
-size = ValueType("size", "a size such as 500GB or 4TiB", _bytes, "such as 500GB or 4TiB")
+size = ValueType("size", "a size such as 500GB or 4TiB", _size_with_unit, "such as 500GB or 4TiB")
 rate = ValueType("rate", "a rate such as 2GB/s or 500MiB/s", _bytes_per_second, "such as 2GB/s or 500MiB/s")
 directory = ValueType("path", "the path of a directory", _parse_directory)
 namespace = ValueType("name", "the name of a namespace", _parse_namespace)

@@ -137,6 +137,20 @@ class RunDir:
         """True while a process holds the lock of the directory."""
         return is_held(self.path / "lock")
 
+    def is_gone(self) -> bool:
+        """True if the directory was removed, even if new files have been written at its path since.
+
+        Checkpoints and the status create missing directories. The lock file, however, is never recreated.
+        """
+        try:
+            there = (self.path / "lock" if self._lock >= 0 else self.path).stat()
+            held = os.fstat(self._lock) if self._lock >= 0 else there
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # unreadable at the moment
+        return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
+
     def name_latest(self, directory: Path) -> None:
         """Make `holdfast-runs/latest` in `directory` point to this run. Call this after the run has begun."""
         with suppress(OSError):  # the link is only a convenience, so a read-only directory is not an error

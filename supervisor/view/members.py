@@ -201,7 +201,7 @@ def _others(view: View) -> _Others:
         max((each.heard_ns for each in there), default=0),
         sum(_can_take_place(view, each) for each in view.members),
         any(
-            stall.generation == view.memory.generation
+            stall.generation == view.memory.generation and not stall.early_s
             for each in reporting
             if each.report is not None
             for stall in each.report.stalls

@@ -57,6 +57,24 @@ def test_mismatched_collectives_are_found_at_once_with_the_place_of_each_rank(
     assert all("at rest until its peers send something" in line for line in seen)
 
 
+def test_slow_steps_in_the_past_do_not_delay_the_restart_of_a_deadlock(run: Run, orders: Path) -> None:
+    """They make the limit of the later steps three times as long. Of 256 steps, three determine the p99."""
+    run.steady(30)
+    incidents = len(run.incidents())
+    for _ in range(3):
+        (orders / "slow-0").touch()
+        held = run.wait(lambda status: (status["no_step_s"] or 0) > LOOKED_AT_S, "a slow step")
+        assert held["rate"] is None
+        passes(run, held["step"] + 5)
+    assert len(run.incidents()) == incidents, run.report()
+    limit_s = min(3 * each["p99_s"] for each in run.running()["ranks"])
+    assert limit_s > 20.0
+    found = run.broken((orders / "apart-1").touch)
+    assert (found["kind"], found["rank"]) == ("hang", None), found["why"]
+    assert "all ranks wait for each other, and nothing is in transit: " in found["why"]
+    assert found["detected_s"] < limit_s / 2, found["timeline"]
+
+
 def test_a_rank_whose_own_time_limit_ends_its_wait_is_left_alone(start: Start, tmp_path: Path) -> None:
     """Until its wait ends, it looks like any other rank that no peer will ever join."""
     run = start(
@@ -106,6 +124,10 @@ def test_ranks_whose_peer_is_no_rank_are_left_alone_while_it_is_stopped(start: S
         outsider.wait()
 
 
+def passes(run: Run, step: int) -> None:
+    run.wait(lambda status: (status["step"] or 0) > step, "training continues")
+
+
 def goes_on(run: Run, held: Json) -> None:
-    run.wait(lambda status: (status["step"] or 0) > held["step"] + 20, "training continues")
+    passes(run, held["step"] + 20)
     assert run.incidents() == [], run.report()

@@ -3,13 +3,14 @@
 `apart` and `paused` are bugs: only one rank enters a barrier of an evaluation. `tries` is not a bug: because
 of a time limit, a rank notices that no other rank joins it, and continues. `chain` is not a bug either. It
 needs three ranks, and its file name contains no rank: rank 0 waits for rank 1, which waits for rank 2, which
-waits for the process that writes into the pipe.
+waits for the process that writes into the pipe. `slow` is a step that takes long.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from tiny_model import train
 
 folder = Path(sys.argv[1])
+SLOW_S = 8.0
 TRIES_S = float(os.environ.get("TRIES_S", "8"))
 groups: list[Any] = []  # of neighbours, and of all
 impatient: list[Any] = []
@@ -60,6 +62,11 @@ def chain() -> None:
             dist.all_reduce(torch.ones(1), group=groups[group])
 
 
+def before_commit(_step: int, _rank: int) -> None:
+    if asked("slow"):
+        time.sleep(SLOW_S)
+
+
 def after(step: int, state: Any) -> None:
     if asked("apart"):
         evaluate()
@@ -74,4 +81,4 @@ def after(step: int, state: Any) -> None:
         (folder / f"done-{dist.get_rank()}").touch()
 
 
-train(10_000_000, prepare=prepare, after=after, pace_s=0.01)
+train(10_000_000, prepare=prepare, before_commit=before_commit, after=after, pace_s=0.01)

@@ -11,17 +11,27 @@ from nodeagent.cli import options
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["chek"], "did you mean check? expected check, watch, serve, history"),
-        (["check", "--jsn"], "'--jsn' is not an option: did you mean --json?"),
-        (["watch", "--period", "0"], "'--period' is not an option: expected -h, --help"),
-        (["explain", "xyd", "79"], "invalid choice: 'xyd'"),
-        (["explain", "xid"], "code"),
-        (["serve", "--listen", "9465"], "'9465', expected an IP address and a port: 127.0.0.1:9465"),
+        (["chek"], "node: unknown command 'chek': did you mean check? expected check, watch, serve, history"),
+        (["check", "--jsn"], "node check: unknown option '--jsn': did you mean --json?"),
+        (["check", "gpu"], "node check: unexpected argument 'gpu': did you mean --gpus?"),
+        (["watch", "--period", "0"], "node watch: unknown option '--period': expected -h, --help"),
+        (["explain", "xyd", "79"], "node explain: invalid value 'xyd' for subject: expected xid, sxid, "),
+        (["explain", "xid"], "node explain: missing code: expected a number such as 79, or the name of"),
+        (["inject", "sample"], "node inject: missing value: expected the code, the line, or CHECK=VALUE"),
+        (
+            ["inject", "sample", "heat=1"],
+            "node inject: missing --entity for sample 'heat=1': expected the en",
+        ),
+        (["check", "--gpus"], "node check: missing value for --gpus: expected number of GPUs"),
+        (
+            ["serve", "--listen", "9465"],
+            "node serve: invalid value '9465' for --listen: expected an IP address and a port: 127.0.0.1:",
+        ),
         (["serve", "--listen", "localhost:²"], "expected an IP address and a port"),
         (["serve", "--listen", "127.0.0.1:99999"], "expected an IP address and a port"),
         (["check", "--for", "0"], "expected 0.1 to 3600 seconds"),
-        (["check", "--for", "soon"], "'soon', expected 0.1 to 3600 seconds"),
-        (["check", "--ib-gbps", "fast"], "'fast', expected 1 to 10000 Gb/s"),
+        (["check", "--for", "soon"], "invalid value 'soon' for --for: expected 0.1 to 3600 seconds"),
+        (["check", "--ib-gbps", "fast"], "invalid value 'fast' for --ib-gbps: expected 1 to 10000 Gb/s"),
         (["history", "--limit", "-3"], "expected 1 to 100000 in whole numbers"),
         (["check", "--gpus", "1.5"], "expected 1 to 100000 in whole numbers"),
     ],
@@ -31,6 +41,11 @@ def test_a_mistake_is_one_line_with_the_accepted_values(words: list[str], told: 
         options.parse(words)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_only_an_injected_sample_needs_an_entity() -> None:
+    assert options.parse(["inject", "xid", "79"]).entity == "gpu/0000:00:00.0"
+    assert options.parse(["inject", "sample", "heat=1", "--entity", "node"]).entity == "node"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["serve", "--help"]])

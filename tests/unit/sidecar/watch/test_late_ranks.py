@@ -15,6 +15,7 @@ from sidecar.watch.late_ranks import (
     HangPolicy,
     Stall,
     StepStats,
+    early_limit_s,
     left_s,
     limit_s,
     pause_label,
@@ -46,7 +47,7 @@ def after(seconds: float) -> int:
         pytest.param(replace(AT_WORK, phase=Phase.OPTIMIZER), STEADY, 0.9, id="any phase of it"),
         pytest.param(AT_WORK, StepStats.of((0.1,) * 20), 0.9, id="just enough samples"),
         pytest.param(AT_WORK, StepStats.of((0.1,) * 19), 5.0, id="few fast samples"),
-        pytest.param(AT_WORK, StepStats.of((1.0, 2.0)), 20.0, id="few slow samples"),
+        pytest.param(AT_WORK, StepStats.of((2.0, 2.0)), 20.0, id="few slow samples"),
         pytest.param(AT_WORK, StepStats(), 600.0, id="no samples"),
         pytest.param(FIRST, STEADY, 600.0, id="first step"),
         pytest.param(replace(FIRST, phase=Phase.JOINING), STEADY, 600.0, id="joining"),
@@ -96,6 +97,38 @@ def test_before_the_first_step_a_script_that_does_not_join_is_late_at_half_of_it
     assert ending is not None
     assert (ending.limited, ending.begun) == (True, True)
     assert limit_s(AT_WORK, STEADY, policy) == limit_s(AT_WORK, STEADY, POLICY)
+
+
+ONE_SLOW = StepStats.of((*(0.1,) * 40, 20.0))  # such as a first evaluation
+
+
+def test_one_slow_step_does_not_delay_the_inspection_of_later_steps() -> None:
+    """Until the step exceeds its limit, it is reported as early, so that only a proof of a hang counts."""
+    assert limit_s(AT_WORK, ONE_SLOW, POLICY) == pytest.approx(60.6)
+    assert early_limit_s(AT_WORK, ONE_SLOW, POLICY) == POLICY.few_floor_s
+    assert stalled(AT_WORK, after(4.9), ONE_SLOW, POLICY) is None
+    assert left_s(AT_WORK, after(4.0), ONE_SLOW, POLICY) == pytest.approx(1.0)
+    early = stalled(AT_WORK, after(5.1), ONE_SLOW, POLICY)
+    assert early is not None
+    assert (early.early_s, early.limited) == (5.0, False)
+    assert early.limit_s == pytest.approx(60.6)
+    assert left_s(AT_WORK, after(5.1), ONE_SLOW, POLICY) == pytest.approx(55.5)
+    late = stalled(AT_WORK, after(60.7), ONE_SLOW, POLICY)
+    assert late is not None
+    assert late.early_s == 0.0
+
+
+def test_a_step_is_early_only_if_it_is_longer_than_most_and_takes_seconds() -> None:
+    slow = StepStats.of((*(4.0,) * 30, 20.0))
+    assert early_limit_s(AT_WORK, slow, POLICY) == pytest.approx(12.6)
+    assert early_limit_s(AT_WORK, STEADY, POLICY) == limit_s(AT_WORK, STEADY, POLICY) == pytest.approx(0.9)
+    few = StepStats.of((0.1, 0.1, 20.0))
+    assert early_limit_s(AT_WORK, few, POLICY) == POLICY.few_floor_s
+    tolerant = replace(POLICY, floor_s=30.0)  # --hang-floor
+    assert early_limit_s(AT_WORK, ONE_SLOW, tolerant) == pytest.approx(30.3)
+    others = (FIRST, replace(AT_WORK, phase=Phase.EVAL), replace(AT_WORK, failed_ns=100 * S))
+    for each in others:
+        assert early_limit_s(each, ONE_SLOW, POLICY) == limit_s(each, ONE_SLOW, POLICY)
 
 
 def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:
@@ -164,8 +197,10 @@ class Recent:
         insort(self.ordered, took_s)
 
     def stats(self) -> StepStats:
-        p99_s = self.ordered[math.ceil(len(self.ordered) * 99 / 100) - 1] if self.ordered else 0.0
-        return StepStats(tuple(self.arrived), p99_s)
+        if not self.ordered:
+            return StepStats()
+        p99_s = self.ordered[math.ceil(len(self.ordered) * 99 / 100) - 1]
+        return StepStats(tuple(self.arrived), p99_s, self.ordered[(len(self.ordered) - 1) // 2])
 
 
 def false_alarms(base_s: float, steps: int, seed: int) -> list[int]:

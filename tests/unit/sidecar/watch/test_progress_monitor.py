@@ -143,6 +143,22 @@ def test_a_stalled_rank_is_reported_with_its_activity(here: Path) -> None:
     assert pages.poll(1, rank.now_ns, 0.0) == []
 
 
+def test_a_step_that_is_longer_than_most_is_reported_early_and_again_at_its_limit(here: Path) -> None:
+    rank, pages = Rank(here), ProgressMonitor(here, 1, HangPolicy())
+    for step in range(1, 40):
+        rank.does(step)
+        rank.now_ns += 20 * S * (step == 30)
+    began_ns = rank.now_ns
+    assert pages.poll(1, began_ns + 4 * S, 0.0) == []
+    assert pages.left_s == pytest.approx(1.0)
+    [early] = pages.poll(1, began_ns + 6 * S, 0.0)
+    assert (early.early_s, early.limited) == (5.0, False)
+    assert early.limit_s == pytest.approx(60.9)
+    assert pages.left_s == pytest.approx(54.9)
+    [late] = pages.poll(1, began_ns + 61 * S, 0.0)
+    assert late.early_s == 0.0
+
+
 def test_a_declared_pause_has_its_own_limit_and_name(here: Path) -> None:
     rank, pages = Rank(here), ProgressMonitor(here, 1, POLICY)
     rank.does(1)

@@ -84,6 +84,10 @@ ANSWERS = [
     ("run --", "no command: pass one after --, such as `-- python train.py`"),
     ("run -m", "missing module after -m: expected a name, as in `-m package.train`"),
     ("run other.py", "script 'other.py' not found in {here}: specify a Python file that exists"),
+    (
+        "plan --nodes 8 --state 5",
+        "invalid value '5' for --state: expected a size with its unit, such as 5GB or 5TiB",
+    ),
     ("status -q", "unknown option '-q'; options are --run-dir, --json, --job, --context, -n"),
     ("status a-folder", "unexpected argument 'a-folder'; did you mean --run-dir a-folder?"
      " usage: holdfast status [OPTIONS]"),

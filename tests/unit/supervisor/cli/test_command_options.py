@@ -101,6 +101,8 @@ def test_an_unknown_incident_lists_similar_ones(run: RunDir) -> None:
         obey(command_options.Explain("i-0003"))
     with pytest.raises(BadInput, match=r"'x' for ID: .* such as 3, i-0003 or last$"):
         obey(command_options.Explain("x"))
+    with pytest.raises(BadInput, match="invalid value '-1' for ID: expected an incident from"):
+        obey(command_options.Explain("-1"))
 
 
 def test_checkpoints_are_listed_and_verified_on_request(run: RunDir, capsys: Printed) -> None:

@@ -117,6 +117,17 @@ def test_inject_prints_the_result(run: RunDir, capsys: pytest.CaptureFixture[str
     assert json.loads(out[out.index("{") :]) == {"schema": 1, "run": "a-run", "injected": "hang", "rank": 3}
 
 
+def test_inject_says_why_the_drill_does_not_take_effect_now(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with listening(run, lambda *_: (202, b'{"note": "rank 1 was already stopped"}')):
+        assert control.inject(run, Inject("stop", 1)) == 0
+        assert control.inject(run, Inject("stop", 1, json=True)) == 0
+    out = capsys.readouterr().out
+    assert "stop sent to rank 1 of run a-run, but rank 1 was already stopped;" in out
+    assert json.loads(out[out.index("{") :])["note"] == "rank 1 was already stopped"
+
+
 def test_a_drill_is_never_sent_twice(run: RunDir) -> None:
     heard: list[object] = []
 

@@ -278,6 +278,7 @@ def test_the_other_commands_have_their_options(here: Path) -> None:
     there = Path("d")
     assert asked(here, "status --run-dir d --json") == command_options.Status(there, True)
     assert asked(here, "incidents") == command_options.Incidents()
+    assert asked(here, "explain -1") == command_options.Explain("-1"), "the command says what is expected"
     assert asked(here, "explain --json i-0001") == command_options.Explain("i-0001", None, True)
     assert asked(here, "checkpoints --verify") == command_options.Checkpoints(True)
     assert asked(here, "stop --now --run_dir=d") == command_options.Stop(True, there)

@@ -23,6 +23,32 @@ def test_a_run_that_failed_says_how_to_resume_it(code: int) -> None:
     assert said(code) == [f"resume with: {line}"]
 
 
+def test_a_run_that_a_bad_batch_has_ended_is_resumed_without_that_batch() -> None:
+    last = {"kind": "nan", "rank": 1, "step": 70}
+    [line] = said(1, last_incident=last)
+    assert line == (
+        "resume, which skips the batch that produces a bad number, with:"
+        " holdfast run --resume --run-dir 'runs/a b' --skip-bad-batches"
+        " --members 2 -- python train.py --name 'a b'"
+    )
+    for code, changed in ((130, {}), (1, {"own_state": True}), (1, {"last_incident": {"kind": "crash"}})):
+        assert "--skip-bad-batches" not in said(code, **{"last_incident": last} | changed)[0]
+    given = ("--skip-bad-batches", *WORDS)
+    [line] = run_messages.after(status(last_incident=last), 1, given, HERE)
+    assert line.count("--skip-bad-batches") == 1
+
+
+@pytest.mark.parametrize("earlier", [None, {"exit_code": 1, "step": 0}, {"exit_code": None, "step": None}])
+def test_a_resumed_run_that_finds_nothing_says_where_it_looked(earlier: dict[str, Any] | None) -> None:
+    found = "--resume: there is no checkpoint in runs/a b/checkpoints, so training starts at step 0"
+    assert run_messages.before(earlier, HERE, stored=False, resumes=True) == [found]
+    assert run_messages.before(earlier, HERE, stored=True, resumes=True) == []
+    assert run_messages.before({"own_state": True, "step": 3}, HERE, stored=False, resumes=True) == []
+    died = {"exit_code": 1, "step": 1170, "checkpoint": None}
+    [line] = run_messages.before(died, HERE, stored=False, resumes=True)
+    assert "had reached step 1,170" in line
+
+
 def test_resuming_is_not_offered_without_a_checkpoint_or_with_refused_input() -> None:
     assert said(130, checkpoint=None) == []
     assert said(130, checkpoint={"step": None, "path": None, "error": "No space left"}) == []
@@ -152,3 +178,5 @@ def test_a_time_in_two_words_gets_a_hint() -> None:
     assert run_messages.time_hint(given) == "write a time as one word, 5m"
     assert run_messages.time_hint(("--checkpoint-every", "5", "Sec", "train.py")).endswith(" 5s")
     assert run_messages.time_hint(("--nproc-per-node", "2", "train.py", "minutes")) == ""
+    for unit in ("ms", "s", "m", "h", "d"):
+        assert run_messages.time_hint(("--hang-floor", "1.5", unit, "--", "x")).endswith(f" 1.5{unit}")

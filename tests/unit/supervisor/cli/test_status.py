@@ -64,6 +64,15 @@ def test_the_status_shows_the_phase_what_is_safe_and_where_the_time_went() -> No
     ]
 
 
+def test_while_no_step_ends_the_status_does_not_look_like_training() -> None:
+    shown = page(no_step_s=45.0, hang_limit_s=61.0, waiting_for="rank 1 has been in a", pending_s=50.0)
+    assert shown[0] == "run a-run: running, but no step for 45 s (limit 61 s)"
+    assert "no step for 45 s (limit 61 s): rank 1 has been in a" in shown[2]
+    times = [line.split() for line in shown[shown.index("Where the time went") + 1 :]]
+    assert times[0][:3] == ["training", "100", "s"]
+    assert " ".join(times[1]) == "no step completed (slow step, or a hang) 45 s 45.0 %"
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -77,6 +86,13 @@ def test_the_status_shows_the_phase_what_is_safe_and_where_the_time_went() -> No
 )
 def test_the_first_line_shows_the_age_of_the_status(changed: dict[str, Any], said: str) -> None:
     assert page(**changed)[0] == f"run a-run: {said}"
+
+
+def test_the_ranks_of_a_run_that_was_killed_are_not_shown_as_running() -> None:
+    shown = page(alive=False, live=False, age_s=90.0)
+    rows = [line.split() for line in shown[shown.index("Ranks") + 2 :]][:2]
+    assert [(row[3], row[-1]) for row in rows] == [("unknown", "-"), ("unknown", "-")]
+    assert not any(line.split()[3:4] == ["running"] for line in shown[shown.index("Ranks") :])
 
 
 def test_the_open_incident_failing_storage_and_skipped_steps_are_shown() -> None:

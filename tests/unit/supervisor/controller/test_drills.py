@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from supervisor.controller.drills import Drills
+from supervisor.controller.drills import Drills, obstacle
+from tests.unit.supervisor.job_views import launcher, member, rank, report, view
 
 
 async def test_a_drill_is_sent_with_the_orders_until_a_sidecar_has_carried_it_out() -> None:
@@ -66,3 +67,27 @@ async def test_setting_back_the_wall_clock_does_not_make_a_drill_an_old_one(
     assert made.ask("m0", 1, "kill", 0).drill.number == 7_002, (
         "a number that no drill can have must be ignored"
     )
+
+
+@pytest.mark.parametrize(
+    ("what", "is_stopped", "still_s", "said"),
+    [
+        ("hang", False, None, ""),
+        ("nan", False, 1.0, ""),
+        ("nan", False, 12.0, "rank 1 has completed no step for 12 s: the drill takes effect only if it c"),
+        ("hang", True, 12.0, "rank 1 is stopped, and carries out no drill unless it is continued"),
+        ("exit", True, None, "rank 1 is stopped, and carries out no drill unless it is continued"),
+        ("exit", False, 12.0, ""),
+        ("stop", True, None, "rank 1 was already stopped"),
+        ("kill", True, 12.0, ""),
+        ("sidecar", True, 12.0, ""),
+    ],
+)
+def test_a_drill_that_a_hung_rank_cannot_carry_out_is_not_called_sent(
+    what: str, is_stopped: bool, still_s: float | None, said: str
+) -> None:
+    ranks = (rank(0), rank(1, stopped=is_stopped))
+    now = view(*(member(f"m{each.rank}", report(f"m{each.rank}", launcher(each))) for each in ranks))
+    found = obstacle(now, {"no_step_s": still_s}, what, 1)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)

@@ -158,6 +158,7 @@ def test_while_no_step_ends_the_screen_and_the_log_state_the_reason_and_the_limi
     assert f"no step for 14 s (limit 60 s): {HELD['waiting_for']}" in rendering.progress(held)
     frame = rendering.frame(held, 100, PLAIN)
     assert "no step for 14 s (limit 60 s)" in frame[1]
+    assert frame[1].startswith(PLAIN.sign("half")), "the sign of a run that needs attention"
     assert frame[-1] == f"  {HELD['waiting_for']}"
     assert rendering.stalled(status(**HELD | {"hang_limit_s": None})) == "no step for 14 s"
 

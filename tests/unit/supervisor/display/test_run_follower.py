@@ -103,9 +103,25 @@ def test_a_removed_run_directory_is_reported_once(run: RunDir) -> None:
     polled(following)
     shutil.rmtree(run.path)
     polled(following)
-    assert "is gone: training continues" in following.news(1.0)
+    assert "was removed: training continues" in following.news(1.0)
     polled(following)
     assert following.news(2.0) == ""
+
+
+def test_a_removed_run_directory_is_reported_even_if_a_checkpoint_has_recreated_it(tmp_path: Path) -> None:
+    run = open_for_run(tmp_path / "a-run", 0.0)
+    following = RunFollower(run)
+    polled(following)
+    assert following.news(0.0) == ""
+    shutil.rmtree(run.path)
+    run.checkpoints.mkdir(parents=True)
+    run.write_status({"step": 9})
+    for turn in range(3):
+        polled(following)
+        assert ("was removed: training continues" in following.news(1.0 + turn)) == (turn == 0)
+    (run.path / "lock").touch()  # that of another run
+    assert run.is_gone()
+    run.close()
 
 
 LATE = "holdfast: rank {}: model.0.weight was written after the commit of step {}: put it right"

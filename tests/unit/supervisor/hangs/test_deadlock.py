@@ -45,7 +45,9 @@ def both(
 
 def twice(first: RankInspection, second: RankInspection, *later: RankInspection, **given: Any) -> View:
     """Return the view after an inspection of all ranks and a second, requested one, at `later` if given."""
-    kinds = {name: given.pop(name) for name in ("phase", "stalled", "late_s") if name in given}
+    kinds = {
+        name: given.pop(name) for name in ("phase", "stalled", "late_s", "early_s", "at_s") if name in given
+    }
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
     return after(before, *both(one, other, turn=2, asked=deadlock.inspection_id(before), **kinds))
@@ -170,6 +172,13 @@ def test_a_learned_limit_is_the_least_time_of_a_wait() -> None:
     given: dict[str, Any] = {"learned": (LearnedStall("a collective", 500.0),)}
     assert not is_certain(twice(replace(REDUCES, rests_s=1400.0), MEETS, **given))
     assert is_certain(twice(replace(REDUCES, rests_s=1600.0), MEETS, **given))
+
+
+def test_a_deadlock_does_not_wait_for_a_limit_that_one_slow_step_has_made_longer() -> None:
+    early = {"early_s": 5.0, "late_s": 6.0, "at_s": 200.0}
+    assert is_certain(twice(REDUCES, MEETS, **early))
+    short = replace(REDUCES, rests_s=150.0)
+    assert not is_certain(twice(short, MEETS, **early)), "the wait ends before the group would be restarted"
 
 
 def test_a_first_step_and_its_waits_have_their_own_limit() -> None:

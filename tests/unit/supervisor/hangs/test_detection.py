@@ -29,7 +29,7 @@ def there(number: int, inspection: RankInspection | None, **given: Any) -> Membe
     marks = StartTimes(first_step_ns=0 if given.pop("first_step", False) else 1)
     state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
     at_s, begun = given.pop("at_s", 0.6), given.pop("begun", True)
-    stall = RankStall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun)
+    stall = RankStall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun, given.pop("early_s", 0.0))
     inspections = (
         () if inspection is None else (replace(inspection, rank=number, number=given.pop("turn", 1)),)
     )
@@ -85,6 +85,50 @@ def test_a_certain_hang_waits_briefly_for_the_stacks_of_the_other_ranks() -> Non
     assert found is not None
     assert found.act_ns is not None
     assert 100 * S < found.act_ns <= 100 * S + int(certain_hangs.OTHERS_INSPECTED_S * S)
+
+
+EARLY: dict[str, Any] = {"early_s": 5.0, "late_s": 6.0, "at_s": 61.0}  # after a slow step in the past
+
+
+def judged_twice(*inspections: RankInspection, policy: Policy = POLICY) -> StallVerdict | None:
+    """Return the verdict about ranks that are early, after two equal inspections of each."""
+    first = seen(*(there(number, each, **EARLY) for number, each in enumerate(inspections)))
+    again = (there(number, each, turn=2, **EARLY) for number, each in enumerate(inspections))
+    return judged(*again, policy=policy, watch=first.watch)
+
+
+def test_a_certain_hang_does_not_wait_for_a_limit_that_one_slow_step_has_made_longer() -> None:
+    assert certain(judged_twice(WAITS, LOCKED)) == 1
+    assert certain(judged_twice(LOCKED, LOCKED)) == -1
+    assert certain(judged_twice(WAITS, LOCKED, policy=replace(POLICY, hang_floor_s=30.0))) == 1
+    once = judged(there(0, WAITS, **EARLY), there(1, LOCKED, **EARLY))
+    assert waits_on(once) == 61.0, "one inspection does not show that the rank stays where it is"
+
+
+@pytest.mark.parametrize("inspection", [SLEEPS, WAITS, PLAIN], ids=["sleeps", "waits", "idle"])
+def test_an_early_rank_that_may_work_is_restarted_no_sooner_than_its_own_limit(
+    inspection: RankInspection,
+) -> None:
+    assert waits_on(judged_twice(WAITS, inspection)) == 61.0
+    patient = replace(POLICY, stall_limit_s=70.0)
+    assert waits_on(judged_twice(WAITS, inspection, policy=patient)) == 70.0
+    hasty = replace(POLICY, stall_limit_s=10.0)
+    assert waits_on(judged_twice(WAITS, inspection, policy=hasty)) == 61.0
+
+
+def test_before_the_floor_that_the_user_sets_an_early_rank_is_not_hung() -> None:
+    found = judged_twice(WAITS, SLEEPS, policy=replace(POLICY, hang_floor_s=30.0))
+    assert found is not None
+    assert (found.act_ns, found.fault, found.limit_s) == (None, None, 61.0)
+
+
+def test_a_rank_that_waits_for_an_early_one_is_restarted_no_sooner_than_its_own_limit() -> None:
+    """The early rank's own step times may be longer: rank 0 evaluates, and the others wait for it."""
+    members = (
+        there(0, WAITS, early_s=5.0, late_s=6.0, at_s=200.0),
+        there(1, SLEEPS, early_s=5.0, late_s=6.0, at_s=3.0),
+    )
+    assert waits_on(judged(*members)) == 200.0
 
 
 def test_a_lock_on_all_ranks_is_certain_and_no_rank_is_blamed_at_random() -> None:

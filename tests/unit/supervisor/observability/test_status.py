@@ -23,7 +23,7 @@ from supervisor.view.model import (
 )
 from tests.unit.supervisor.hangs.test_detection import SLEEPS, WAITS, there
 from tests.unit.supervisor.hangs.test_detection import seen as standing
-from tests.unit.supervisor.job_views import fault, launcher, member, memory, progress, rank, report, view
+from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, progress, rank, report, view
 
 
 def seen(*owns_s: float) -> View:
@@ -224,6 +224,35 @@ def test_the_status_shows_since_when_there_is_no_progress_and_the_reason(tmp_pat
     assert (found["rate"], found["tokens_per_s"]) == (None, None)
     moving = told_by(records, seen(0.0, 0.0))
     assert (moving["no_step_s"], moving["hang_limit_s"], moving["waiting_for"]) == (None, None, "")
+
+
+def test_a_step_that_is_not_late_yet_is_shown_and_not_counted_as_training(tmp_path: Path) -> None:
+    """A slow step in the past can make the limit for a late step as long as minutes."""
+    records = StatusPublisher(RunDir(tmp_path))
+    accounts = Bookkeeping(100 * S, None)
+
+    def told(at_s: float, step: int, phase: str = "forward") -> dict[str, Any]:
+        said = [replace(progress(number, step), phase=phase) for number in (0, 1)]
+        members = [
+            member(f"m{number}", report(f"m{number}", launcher(rank(number)), progress=(each,)))
+            for number, each in enumerate(said)
+        ]
+        now = view(*members, now_s=at_s, settled=True)
+        accounts.observe(now)
+        records.publish(now, accounts)
+        return dict(records.published)
+
+    told(100.0, 8)
+    moving = told(110.0, 9)
+    assert (moving["no_step_s"], moving["ettr"], moving["rate"]) == (None, 1.0, 20.0)
+    assert told(111.0, 9)["no_step_s"] is None, "shorter times are not shown"
+    held = told(130.0, 9)
+    assert (held["no_step_s"], held["rate"], held["hang_limit_s"]) == (20.0, None, None)
+    assert held["ettr"] == held["ettr_hour"] == 0.333333
+    assert held["waiting_for"] == "the step takes longer than usual, and no rank is late yet"
+    paused = told(140.0, 9, "eval")
+    assert (paused["no_step_s"], paused["waiting_for"]) == (None, "")
+    assert told(141.0, 10)["no_step_s"] is None
 
 
 def test_a_group_that_waits_for_storage_shows_that(tmp_path: Path) -> None:

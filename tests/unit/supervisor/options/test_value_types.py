@@ -63,6 +63,7 @@ def test_a_value_within_its_bounds_is_read(value_type: ValueType, text: str, val
         (value_types.number(1.5, 10), "inf", "1.5-10"),
         (value_types.duration(1, 100 * 365 * 86_400), "0.5s", "1s-100y, such as 90d or 50000h"),
         (value_types.size, "0GB", "a size such as"),
+        (value_types.size, "5", "a size with its unit, such as 5GB"),
         (value_types.size, "-5GB", "a size such as"),
         (value_types.size, "5iB", "a size such as"),
         (value_types.size, "5GB/s", "a size such as"),
