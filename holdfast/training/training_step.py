@@ -271,6 +271,8 @@ class TrainingStep:
         Call this before anything else, because all further work starts from the changed state. No rank begins
         its next step before this call.
         """
+        if self.protection is not None:
+            self.protection.last_copies.at_end_of_tail()
         if self._page is not None:
             self._page.tail_is_over()
         if self.protection is not None:

@@ -52,6 +52,8 @@ class LastCopies:
         self._committed, self._backup, self._snapshots = committed, backup, snapshots
         self._numbers = numbers
         self._copies = True  # False once the supervisor has found the state to be bad
+        self._was_refused = False  # whether the answer to the last order was that the state was not copied
+        self._tails_ended = 0
 
     def just_in_time(self, generation: int, is_restored: bool, copy: bool = True) -> SecureAnswer:
         """Freeze the rank before its next write. If `copy` is set, copy its state as well.
@@ -75,10 +77,26 @@ class LastCopies:
         give_up_at = time.monotonic() + limit_s
         try:
             if not self._gate.freeze(limit_s):
+                self._was_refused = True
                 return self._refusal(self._committed.step, _INSIDE)
-            return self._copy_whole(give_up_at)
+            tails_ended = self._tails_ended
+            answer = self._copy_whole(give_up_at)
+            self._was_refused = not answer.whole
+            if self._was_refused and self._tails_ended != tails_ended:  # the tail has ended in the meantime
+                answer = self._copy_whole(give_up_at)
+            return answer
         finally:
             self._backup.receive_resent()
+
+    def at_end_of_tail(self) -> None:
+        """Make the copy that was refused during the tail that now ends, if the script has restored the state.
+
+        For example, an evaluation may use other weights for a while. The supervisor waits until the tail has
+        ended, so the copy has to come first.
+        """
+        self._tails_ended += 1  # before the check, so that one of the two threads makes the copy
+        if self._was_refused and self._copies:
+            self._was_refused = not self._copy_whole(time.monotonic() + self._wait_s).whole
 
     def before_write(self) -> None:
         """Copy the state while it is whole, because the optimizer is about to write bad numbers into it."""
@@ -87,16 +105,24 @@ class LastCopies:
     def before_exit(self) -> SecureAnswer | None:
         """When an exception ends the main thread, copy the state if it is whole and not bad.
 
-        Returns the answer to the order "secure", which the rank may get too late; None if the state is bad.
+        Returns the answer to the order "secure", which the rank may get too late. Returns None if the state
+        is bad, or if the answer was given: the group may already resume from a snapshot that a copy would
+        overwrite. In a tail it does not, because the supervisor waits until the tail has ended.
+
         If the state is not copied, the rank's output gives the reason. A lack of room is not mentioned,
         because another rank of the member may be copying the same state.
         """
-        if not self._copies:
+        if not self._copies or (self._was_refused and not self._committed.in_tail):
             return None
-        answer = self._copy_whole(time.monotonic() + GATE_S if self._device.queues else 0.0)
+        answer = self._copy_whole(time.monotonic() + self._wait_s)
         if not answer.whole and (answer.why != NO_ROOM or self._rank.launch.nproc == 1):
             print_warning(f"rank {answer.rank}: its state of step {answer.step} was not copied: {answer.why}")
         return answer
+
+    @property
+    def _wait_s(self) -> float:
+        """How long the main thread waits for the device to complete the writes that are queued."""
+        return GATE_S if self._device.queues else 0.0
 
     def _refusal(self, step: int, why: str) -> SecureAnswer:
         return SecureAnswer(self._rank.number, step, False, why)

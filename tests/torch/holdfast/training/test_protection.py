@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -938,3 +938,70 @@ def test_a_quantized_buffer_is_refused_by_protect(memory: Path) -> None:
     )
     with pytest.raises(BadInput, match=r"^model\.table: a buffer of type torch\.qint8 cannot be stored"):
         supervised(memory, SELDOM).protect(model=model)
+
+
+@contextmanager
+def other_weights(script: Script) -> Iterator[None]:
+    """Use other weights for a while, as averaging libraries do: no version counter shows it."""
+    kept = [each.data.clone() for each in script.model.parameters()]
+    for each in script.model.parameters():
+        each.data.copy_(each.data + 1)
+    yield
+    for each, old in zip(script.model.parameters(), kept, strict=True):
+        each.data.copy_(old)
+
+
+def test_a_copy_that_is_refused_during_a_tail_is_made_before_the_tail_counts_as_over(memory: Path) -> None:
+    """The supervisor waits only until the tail is over, and a rank without peers makes no further step."""
+    held: list[set[int]] = []
+    session = supervised(memory, SELDOM)
+    script = Script(session)
+    kept = script.state._protection
+    assert kept is not None
+    for _ in script.state.steps(6):
+        script.state.commit(loss=script.step())
+        if script.state.step < 5:
+            continue
+        with other_weights(script):
+            answer = kept.snapshot_just_in_time(session.generation)
+        assert not answer.whole
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Page, "tail_is_over", lambda _: held.append(steps_of(script)))
+            script.state._training.end_tail()
+        assert held == [{4, 5}]
+        break
+
+
+def test_a_rank_whose_copy_was_refused_copies_nothing_once_its_tail_is_over(memory: Path) -> None:
+    """The group may already resume from a snapshot that the copy would overwrite."""
+    session = supervised(memory, SELDOM)
+    script = Script(session)
+    kept = script.state._protection
+    assert kept is not None
+    for _ in script.state.steps(6):
+        script.state.commit(loss=script.step())
+        if script.state.step < 5:
+            continue
+        with other_weights(script):
+            assert not kept.snapshot_just_in_time(session.generation).whole
+            script.state._training.end_tail()
+        assert kept.last_copies.before_exit() is None
+        assert steps_of(script) == {0, 4}
+        break
+
+
+def test_an_exception_in_a_tail_leaves_a_copy_even_if_one_was_refused_before(memory: Path) -> None:
+    session = supervised(memory, SELDOM)
+    script = Script(session)
+    kept = script.state._protection
+    assert kept is not None
+    for _ in script.state.steps(6):
+        script.state.commit(loss=script.step())
+        if script.state.step < 5:
+            continue
+        with other_weights(script):
+            assert not kept.snapshot_just_in_time(session.generation).whole
+        answer = kept.last_copies.before_exit()
+        assert answer is not None
+        assert answer.whole
+        break
