@@ -65,6 +65,7 @@ ORDER = (
     "test_yielding",
     "test_resizing",
     "test_cut_off_members",
+    "test_cut_off_leader",
     "test_shared_node",
     "test_outages",
     "test_node_agent",
