@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
@@ -313,25 +313,50 @@ def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
     return any(first - within_s <= burst[1] and burst[0] <= last + within_s for first, last in spans)
 
 
-def window_start_s(since_s: float, until_s: float, off: Sequence[Burst]) -> float:
-    """Return the start of a window that would start at `since_s` if the node were never off.
+class TimeOff:
+    """The periods when the node was off. They count neither towards a window nor towards a hold time.
 
-    The window ends at `until_s`. The time while the node was off does not count, because only a wall clock,
-    which may have been wrong, shows how long it was.
-
-    Args:
-        off: The periods when the node was off, oldest first.
+    Only a wall clock, which may have been wrong, shows how long the node was off, and nothing was observed
+    during that time. Each answer takes a binary search: a node in a boot loop has a thousand periods, and the
+    evaluation of one event asks about each of its bursts.
     """
-    for last_s, boot_s in reversed(off):
-        if last_s < until_s and boot_s > since_s:
-            since_s -= min(boot_s, until_s) - last_s
-    return since_s
+
+    def __init__(self, periods: Iterable[Burst] = ()) -> None:
+        """Take the periods, from the last time that the agent ran before each boot until that boot."""
+        spans = merged_bursts([tuple(periods)], 0.0)
+        self._ends = [boot_s for _, boot_s in spans]
+        self._starts = [last_s for last_s, _ in spans]
+        # for each period, how long the node was off before it; then the total
+        self._off_before = [0.0, *accumulate(boot_s - last_s for last_s, boot_s in spans)]
+        # for each period, how long the node had run before it, from an arbitrary start
+        self._ran = [last_s - off for last_s, off in zip(self._starts, self._off_before, strict=False)]
+
+    def window_start_s(self, since_s: float, until_s: float) -> float:
+        """Return the start of a window until `until_s` that would start at `since_s` if there were none."""
+        count = bisect_left(self._starts, until_s)
+        rest_s = max(0.0, self._ends[count - 1] - until_s) if count else 0.0  # of the last one, after the end
+        off_s = self._off_before[count] - rest_s
+        first = bisect_right(self._ran, since_s - off_s, 0, count)
+        return since_s - (off_s - self._off_before[first]) if first < count else since_s
+
+    def held_until_s(self, from_s: float, hold_s: float) -> float:
+        """Return the end of a hold time that starts at `from_s`."""
+        first = bisect_right(self._ends, from_s)
+        if first < len(self._starts) and self._starts[first] < from_s:
+            from_s, first = self._ends[first], first + 1
+        off_s = self._off_before[first]
+        count = bisect_left(self._ran, from_s + hold_s - off_s, first)
+        return from_s + hold_s + (self._off_before[count] - off_s)
+
+
+NEVER_OFF = TimeOff()
 
 
 def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Omit events without a variant that another sensor has reported with a variant.
+    """Omit events without a variant that were also reported with a variant, by any sensor.
 
-    These are the ones within `SENSORS_APART_S` of an event with a variant. All others count.
+    These are the ones within `SENSORS_APART_S` of an event with a variant: NVML's events never have one, and
+    of the lines that the driver writes about one SXid, only the first has. All others count.
     """
     plain = variants.get("")
     if plain is None or len(variants) == 1:

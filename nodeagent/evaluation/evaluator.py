@@ -17,7 +17,7 @@ from nodeagent.evaluation.devices import INVENTORY
 from nodeagent.evaluation.evidence import MARKS, Evidence, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
-from nodeagent.model import GONE, NODE, Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.model import GONE, Action, HealthFinding, HealthVerdict, Level, Observation
 from nodeagent.policy.rules import HealthPolicy
 
 
@@ -152,7 +152,7 @@ class Evaluator:
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
         evidence.entities.add(seen.entity)
-        if seen.entity == NODE:  # a boot clears findings of other entities, too
+        if seen.check == "boot":  # it clears findings of other entities, too
             evidence.renew()
             self._judge.revise()
         self._judge.revise_event(event, seen.at_s)

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts, gaps, merged_bursts, thinned_boots
+from nodeagent.evaluation.bursts import (
+    MAX_BURSTS,
+    Burst,
+    EventBursts,
+    TimeOff,
+    gaps,
+    merged_bursts,
+    thinned_boots,
+)
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
@@ -224,7 +232,7 @@ class Evidence:
             replaced=self._exchanges(entity),
             cleared=self.times(entity, "cleared"),
             over=_times(over) if over else [],
-            off=self.off(),
+            off=TimeOff(self.off()),
         )
 
     def _exchanges(self, entity: str) -> list[float]:

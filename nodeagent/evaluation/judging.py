@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_moments, window_start_s
+from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_moments
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
@@ -117,7 +117,7 @@ class Judge:
         counted = [
             each.level
             for each, last_s in said
-            if each and last_s >= window_start_s(now_s - each.within_s, now_s, off)
+            if each and last_s >= off.window_start_s(now_s - each.within_s, now_s)
         ]
         return max(counted, default=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from nodeagent.evaluation import quotas, samples
-from nodeagent.evaluation.bursts import window_start_s
+from nodeagent.evaluation.bursts import TimeOff
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.quotas import FREE, EvidenceRank
@@ -115,7 +115,7 @@ class EvidenceRetention:
             lambda name: self._judge.kind_of_variant(event, name),
             lambda name: self._judge.recurring(event, name, variants[name]),
             at_s,
-            self._evidence.off(),
+            TimeOff(self._evidence.off()),
         )
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
@@ -138,7 +138,7 @@ class EvidenceRetention:
         level depends, is kept, no matter how long ago it was last seen. The time while the node was off does
         not count.
         """
-        before_s = window_start_s(before_s, inf, self._evidence.off())
+        before_s = TimeOff(self._evidence.off()).window_start_s(before_s, inf)
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held

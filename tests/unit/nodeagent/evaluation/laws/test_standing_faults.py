@@ -15,6 +15,7 @@ from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
+from nodeagent.kernel.nvidia_lines import parse_nvidia
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.rules import Clears
@@ -375,6 +376,20 @@ def test_an_event_without_details_is_a_double_only_near_an_event_with_details() 
     assert (found.lasting, found.last_s) == (True, 7100.0), "they follow the reset"
     doubles = [xid(149, 0.1, source="nvml-events"), detailed, mark("gpu_reset", 60.0)]
     assert said(*doubles, now_s=661.0) == HEALTHY
+
+
+def test_the_further_lines_of_an_sxid_do_not_count_beside_the_line_that_names_its_severity() -> None:
+    def seen(at_s: float, text: str) -> Observation:
+        [fact] = parse_nvidia(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, {text}")
+        return fact.at(at_s, "kmsg")
+
+    first = seen(0.0, "Non-fatal, Link 27 LTSSM Fault Up")
+    further = seen(0.001, "Severity 0 Engine instance 27 Sub-engine instance 00")
+    [found] = shown(first, further, now_s=1.0)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.NONE)
+    alone = seen(20.0, "Severity 0 Engine instance 27 Sub-engine instance 00")
+    [found] = shown(first, further, alone, now_s=21.0)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.CONTACT_SUPPORT)
 
 
 def test_a_line_with_details_hides_no_earlier_event_without_them() -> None:
