@@ -28,7 +28,8 @@ MOMENT_S = 1.0  # a driver writes the lines of one fault within milliseconds of 
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = MOST_BURSTS
-MAX_BOOTS = 1024  # kept with signs between them; a node in a boot loop boots a few hundred times a day
+MAX_MARKS = 1024  # kept with signs between them; a node in a boot loop boots a few hundred times a day, and
+# some sites reset each GPU before each job
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
@@ -46,7 +47,7 @@ class EventBursts:
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
-    exact: bool = False  # no limit on the moments here, because `thinned_boots` limits the boots
+    exact: bool = False  # no limit on the moments here, because `thinned_marks` limits them
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -198,56 +199,57 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     ]
 
 
-def thinned_boots(
-    boots: Sequence[Burst], signs_s: Sequence[float], pairs: Callable[[Sequence[Burst]], Iterable[Burst]]
+def thinned_marks(
+    marks: Sequence[Burst], signs_s: Sequence[float], pairs: Callable[[Sequence[Burst]], Iterable[Burst]]
 ) -> list[Burst]:
     """Return the boots, in order; beyond `MAX_BURSTS`, merge adjacent ones without a sign between them.
 
-    A boot without a sign between it and the next one separates no faults, and ends none that the next one
-    does not end. The merged boot has the time of the later one, so nothing ends earlier than it would have,
-    and includes all the time that the node was off. The oldest boots are merged first. Beyond `MAX_BOOTS`,
-    boots are merged even if there is a sign between them: first those that are not needed to separate
-    `pairs`, and only if there are not enough of them, the oldest ones.
+    The same applies to the resets of a GPU, and to other marks that end findings. A mark without a sign
+    between it and the next one separates no faults, and ends none that the next one does not end. The merged
+    mark has the time of the later one, so nothing ends earlier than it would have, and includes all the time
+    that the node was off. The oldest marks are merged first. Beyond `MAX_MARKS`, marks are merged even if
+    there is a sign between them: first those that are not needed to separate `pairs`, and only if there are
+    not enough of them, the oldest ones.
 
     Args:
-        boots: From the last time that the agent ran before each boot until that boot, in order.
-        signs_s: The times of everything that a boot may separate or end, in order.
-        pairs: Called with boots; returns the intervals in which one of them must remain if there is one:
+        marks: In order. A boot lasts from the last time that the agent ran before it until the boot.
+        signs_s: The times of everything that a mark may separate or end, in order.
+        pairs: Called with marks; returns the intervals in which one of them must remain if there is one:
             after the first time, and not after the second.
     """
-    surplus, found = len(boots) - MAX_BURSTS, list(boots[:1])
-    for boot in boots[1:]:
-        if surplus > 0 and bisect_left(signs_s, found[-1][1]) == bisect_right(signs_s, boot[1]):
-            found[-1] = _joined_boot(found[-1], boot)
+    surplus, found = len(marks) - MAX_BURSTS, list(marks[:1])
+    for mark in marks[1:]:
+        if surplus > 0 and bisect_left(signs_s, found[-1][1]) == bisect_right(signs_s, mark[1]):
+            found[-1] = _joined_mark(found[-1], mark)
             surplus -= 1
         else:
-            found.append(boot)
-    if len(found) > MAX_BOOTS:
+            found.append(mark)
+    if len(found) > MAX_MARKS:
         found = _separating(found, pairs(found))
-    rest = len(found) - MAX_BOOTS
-    return [reduce(_joined_boot, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
+    rest = len(found) - MAX_MARKS
+    return [reduce(_joined_mark, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
 
 
-def _separating(boots: Sequence[Burst], pairs: Iterable[Burst]) -> list[Burst]:
-    """Return the boots, with the oldest ones merged that are not needed to separate all pairs.
+def _separating(marks: Sequence[Burst], pairs: Iterable[Burst]) -> list[Burst]:
+    """Return the marks, with the oldest ones merged that are not needed to separate all pairs.
 
-    The node counts as off from the first of the merged boots to the last one. So whatever there was between
+    The node counts as off from the first of merged boots to the last one. So whatever there was between
     them, there is not less time off before it or after it than there was.
     """
-    times = [at_s for _, at_s in boots]
+    times = [at_s for _, at_s in marks]
     needed, newest_s = set[float](), -inf
     for first_s, second_s in sorted(pairs, key=lambda pair: pair[1]):
         at = bisect_right(times, second_s)
         if newest_s <= first_s and at and times[at - 1] > first_s:
             newest_s = times[at - 1]
             needed.add(newest_s)
-    surplus, found = len(boots) - MAX_BOOTS, list(boots[:1])
-    for boot in boots[1:]:
+    surplus, found = len(marks) - MAX_MARKS, list(marks[:1])
+    for mark in marks[1:]:
         if surplus > 0 and found[-1][1] not in needed:
-            found[-1] = found[-1][0], boot[1]
+            found[-1] = found[-1][0], mark[1]
             surplus -= 1
         else:
-            found.append(boot)
+            found.append(mark)
     return found
 
 
@@ -257,8 +259,8 @@ def gaps(spans: Sequence[Burst]) -> Iterator[Burst]:
         yield before[1], after[0]
 
 
-def _joined_boot(before: Burst, boot: Burst) -> Burst:
-    return boot[0] - (before[1] - before[0]), boot[1]
+def _joined_mark(before: Burst, mark: Burst) -> Burst:
+    return mark[0] - (before[1] - before[0]), mark[1]
 
 
 def merged_bursts(

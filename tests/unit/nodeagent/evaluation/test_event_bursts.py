@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from nodeagent.evaluation.bursts import (
     GAP_S,
-    MAX_BOOTS,
     MAX_BURSTS,
+    MAX_MARKS,
     Burst,
     EventBursts,
     TimeOff,
     join_burst,
-    thinned_boots,
+    thinned_marks,
     union_bursts,
 )
 from nodeagent.evaluation.events import all_overridden, driver_verdict, sends_verdict
@@ -91,13 +91,13 @@ def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> N
 
 
 def test_boots_that_separate_no_two_events_of_a_kind_are_merged_before_those_that_do() -> None:
-    boots = [(100.0 * n - 10, 100.0 * n) for n in range(1, MAX_BOOTS + 4)]
-    signs_s = [100.0 * n + 50 for n in range(MAX_BOOTS + 4)]  # one in each life
+    boots = [(100.0 * n - 10, 100.0 * n) for n in range(1, MAX_MARKS + 4)]
+    signs_s = [100.0 * n + 50 for n in range(MAX_MARKS + 4)]  # one in each life
     pairs = [(50.0, 150.0), (150.0, 450.0), (350.0, 450.0)]  # the boots at 100 and at 400 do
-    thinned = thinned_boots(boots, signs_s, lambda _: pairs)
+    thinned = thinned_marks(boots, signs_s, lambda _: pairs)
     assert thinned == [(90.0, 100.0), (190.0, 400.0), (490.0, 600.0), *boots[6:]]
-    assert len(thinned) == MAX_BOOTS
-    oldest = thinned_boots(boots, signs_s, lambda _: pairwise(signs_s))  # all boots do
+    assert len(thinned) == MAX_MARKS
+    oldest = thinned_marks(boots, signs_s, lambda _: pairwise(signs_s))  # all boots do
     assert oldest == [(360.0, 400.0), *boots[4:]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.evaluation import growth
-from nodeagent.evaluation.bursts import MAX_BOOTS, MAX_BURSTS
+from nodeagent.evaluation.bursts import MAX_BURSTS, MAX_MARKS
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
@@ -158,7 +159,7 @@ def test_a_recurrence_that_a_boot_has_shown_stands_after_1100_boots_with_an_even
     [found] = [each for each in made.findings(at_s) if (each.code, each.entity) == (79, GPU)]
     assert (found.action, found.lasting, found.since_s) == (Action.REPLACE, True, 100.0)
     assert 120.0 in made._evidence.boots()
-    assert len(made._evidence.boots()) == MAX_BOOTS
+    assert len(made._evidence.boots()) == MAX_MARKS
     assert sum(until_s - from_s for from_s, until_s in made._evidence.off()) >= 1100 * 60.0 + 10.0
 
 
@@ -197,12 +198,68 @@ def test_a_limit_of_the_boots_makes_no_finding_milder_younger_or_shorter(
     lives: list[tuple[int, float]], off_s: float
 ) -> None:
     limited, unlimited, now_s = Evaluator(SHIPPED, 575), Evaluator(SHIPPED, 575), 1000.0
-    unlimited._evidence.thin_boots = lambda: None  # type: ignore[method-assign]
+    unlimited._evidence.thin_marks = lambda *_: None  # type: ignore[method-assign]
     for code, up_s in lives:
         seen = [xid(code, now_s + up_s / 2)] if code else []
         now_s += up_s + off_s
         for made in (limited, unlimited):
             shown(*seen, booted(now_s - off_s, now_s), now_s=now_s, made=made)
+        found = {each.code: each for each in limited.findings(now_s)}
+        for each in unlimited.findings(now_s):
+            same = found[each.code]
+            assert (same.level, same.action) >= (each.level, each.action)
+            assert same.since_s <= each.since_s
+            assert same.lasting >= each.lasting
+
+
+@pytest.mark.parametrize(("code", "action"), [(64, Action.REPLACE), (119, Action.REBOOT_NODE)])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("end", [mark("gpu_reset", 0.0), xid(154, 0.0, "none")], ids=["reset", "none"])
+def test_a_recurrence_that_a_reset_has_shown_stands_however_many_resets_follow(
+    code: int, action: Action, restarts: bool, end: Observation
+) -> None:
+    made, at_s = Evaluator(SHIPPED, 550), 1200.0
+    ends = [replace(end, at_s=at_s) for at_s in (0.0, 600.0, 1200.0)]
+    shown(*ends, xid(code, 300.0), xid(code, 900.0), now_s=at_s, made=made)
+    for n in range(2 * MAX_BURSTS):
+        at_s += 7200.0
+        made.add(replace(end, at_s=at_s))
+        if restarts and n % 50 == 49:
+            again = Evaluator(SHIPPED, 550)
+            again.load(json.loads(json.dumps(made.dump())))
+            made = again
+        [found] = [each for each in made.findings(at_s) if each.code == code]
+        assert (found.action, found.lasting, found.since_s) == (action, True, 300.0)
+    [(_, ends_kept)] = [
+        (name, each)
+        for event, variants in made._evidence.events.items()
+        for name, each in variants.items()
+        if event[1:] == (end.check, int(end.value))
+    ]
+    assert len(ends_kept.moments) == MAX_BURSTS
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([64, 119, 95, 31, 79, 0]), st.sampled_from([2.0, 100.0, 240.0, 1700.0, 4000.0]),
+            st.sampled_from(["gpu_reset", "gpu_reset", "gpu_reset", "none"]),
+        ),
+        min_size=MAX_BURSTS + 2, max_size=2 * MAX_BURSTS,
+    ),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_limit_of_the_resets_makes_no_finding_milder_younger_or_shorter(
+    steps: list[tuple[int, float, str]],
+) -> None:
+    limited, unlimited, now_s = Evaluator(SHIPPED, 550), Evaluator(SHIPPED, 550), 1000.0
+    unlimited._evidence.thin_marks = lambda *_: None  # type: ignore[method-assign]
+    for code, for_s, end in steps:
+        seen = [xid(code, now_s + for_s / 2)] if code else []
+        now_s += for_s
+        seen.append(xid(154, now_s, "none") if end == "none" else mark(end, now_s))
+        for made in (limited, unlimited):
+            shown(*seen, now_s=now_s, made=made)
         found = {each.code: each for each in limited.findings(now_s)}
         for each in unlimited.findings(now_s):
             same = found[each.code]
