@@ -152,9 +152,6 @@ class Evaluator:
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
         evidence.entities.add(seen.entity)
-        if seen.check == "boot":  # it clears findings of other entities, too
-            evidence.renew()
-            self._judge.revise()
         self._judge.revise_event(event, seen.at_s)
         is_mark = is_end_mark(event, seen.variant)
         is_new = variants.setdefault(seen.variant, EventBursts(exact=is_mark)).add(seen)
@@ -162,6 +159,9 @@ class Evaluator:
             variants[seen.variant].join(EventBursts([off]))
         if is_mark:
             evidence.thin_marks(event, seen.variant)
+        if seen.check == "boot":  # it clears findings of other entities, too
+            evidence.renew()
+            self._judge.revise()
         if seen.check in MARKS:
             evidence.note_mark(seen, self.policy)
         return is_new

@@ -84,6 +84,7 @@ class Evidence:
         self.gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
         self._owners: dict[str, tuple[str, ...]] = {}
         self._eras: dict[str, tuple[Era, ...]] = {}
+        self._boots: list[float] | None = None  # None: not computed since the last change
 
     @property
     def stores(self) -> tuple[dict[Event, Variants], dict[Event, Variants]]:
@@ -105,6 +106,7 @@ class Evidence:
         """Recompute where the evidence about each GPU is, after a GPU was moved or the node booted."""
         self._owners.clear()
         self._eras.clear()
+        self._boots = None
 
     # -- samples
 
@@ -119,7 +121,10 @@ class Evidence:
 
     def note_boots(self, held: HeldSeries, rule: Rule) -> None:
         """If a boot restarts the counter, start it with its first reading after the newest boot."""
-        for at_s in self.boots() if rule.restarts_at_boot else ():
+        if not rule.restarts_at_boot:
+            return
+        boots = self.boots()
+        for at_s in boots[bisect_right(boots, held.series.base_s) :]:
             if at_s < held.last_s:
                 held.series.restart(rule, at_s)
                 held.known = False
@@ -252,8 +257,10 @@ class Evidence:
         return sorted(found)
 
     def boots(self) -> list[float]:
-        """Return the times when the node booted, oldest first."""
-        return sorted(last for _, last in self._boot_spans())
+        """Return the times when the node booted, oldest first. The list must not be changed."""
+        if self._boots is None:
+            self._boots = sorted(last for _, last in self._boot_spans())
+        return self._boots
 
     def off(self) -> list[Burst]:
         """Return the periods when the node was off, oldest first: from the agent's last time to the boot."""
