@@ -151,6 +151,7 @@ class Evaluator:
         variants = evidence.events.setdefault(event, {})
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
+        self._retention.keep_recurrence(event, seen)
         evidence.entities.add(seen.entity)
         self._judge.revise_event(event, seen.at_s)
         is_mark = is_end_mark(event, seen.variant)

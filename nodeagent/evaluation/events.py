@@ -387,12 +387,16 @@ def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[St
             yield kept
 
 
-def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[Burst]:
-    """Return the bursts of one variant after which a judgement of the variant's recurrence was in force."""
-    if meaning.recurs is None or not meaning.recurs.same_variant:
-        return []
+def recurring(
+    meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
+) -> list[Burst]:
+    """Return the bursts of one variant after which a judgement of a recurrence was in force.
+
+    Args:
+        all_spans: The bursts of all variants.
+    """
     occurrences = _Occurrences(marks)
-    judged = [_judged(meaning, None, burst, own, own, occurrences) for burst in own]
+    judged = [_judged(meaning, None, burst, own, all_spans, occurrences) for burst in own]
     stood = _stood(own, judged, marks, Signs(), superseding=False, drivers_word_replaces=True)
     return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from nodeagent.evaluation import quotas, samples
-from nodeagent.evaluation.bursts import TimeOff
+from nodeagent.evaluation.bursts import MAX_BURSTS, TimeOff, near, union_bursts
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.quotas import FREE, EvidenceRank
@@ -117,6 +117,18 @@ class EvidenceRetention:
             at_s,
             TimeOff(self._evidence.off()),
         )
+
+    def keep_recurrence(self, event: Event, seen: Observation) -> None:
+        """If another burst is about to merge the two oldest, keep the recurrence that they have shown.
+
+        The finding of a recurrence may stand until its remedy, however many bursts follow.
+        """
+        bursts = self._evidence.events[event].get(seen.variant)
+        if bursts is None or len(bursts.spans) < MAX_BURSTS or near(bursts.spans, (seen.at_s, seen.at_s)):
+            return
+        oldest, second = bursts.spans[:2]
+        if second in self._judge.recurring_by_any_rule(event, seen.variant):
+            bursts.recurring = union_bursts([bursts.recurring, [(oldest[0], second[1])]])
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
         """Count a refusal, and refuse similar evidence for a moment, because a search takes milliseconds."""

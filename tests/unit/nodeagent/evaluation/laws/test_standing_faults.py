@@ -37,9 +37,13 @@ def shown(*seen: Observation, now_s: float, made: Evaluator | None = None) -> li
     return [each for each in made.findings(now_s) if each.level > Level.HEALTHY]
 
 
-def said(*seen: Observation, now_s: float) -> tuple[Level, Action]:
-    worst = [(each.level, each.action) for each in shown(*seen, now_s=now_s)]
+def said_by(made: Evaluator, *seen: Observation, now_s: float) -> tuple[Level, Action]:
+    worst = [(each.level, each.action) for each in shown(*seen, now_s=now_s, made=made)]
     return max(worst, default=HEALTHY)
+
+
+def said(*seen: Observation, now_s: float) -> tuple[Level, Action]:
+    return said_by(Evaluator(shipped(), 575), *seen, now_s=now_s)
 
 
 # -- recurrence
@@ -237,6 +241,39 @@ def test_a_recurrence_that_a_reset_has_shown_stands_however_many_resets_follow(
         if event[1:] == (end.check, int(end.value))
     ]
     assert len(ends_kept.moments) == MAX_BURSTS
+
+
+@pytest.mark.parametrize(("code", "action"), [(64, Action.REPLACE), (119, Action.REBOOT_NODE)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_recurrence_stands_however_many_single_faults_follow(
+    code: int, action: Action, restarts: bool
+) -> None:
+    made, at_s = Evaluator(SHIPPED, 550), 1000.0
+    shown(xid(code, 300.0), mark("gpu_reset", 600.0), xid(code, at_s), now_s=at_s, made=made)
+    since_s = at_s
+    for n in range(2 * MAX_BURSTS):
+        at_s += 8 * DAY_S
+        shown(xid(code, at_s), mark("gpu_reset", at_s + 60.0), now_s=at_s + DAY_S, made=made)
+        if restarts and n % 50 == 49:
+            again = Evaluator(SHIPPED, 550)
+            again.load(json.loads(json.dumps(made.dump())))
+            made = again
+        [found] = [each for each in made.findings(at_s + DAY_S) if each.code == code]
+        assert (found.action, found.lasting) == (action, True)
+        assert found.since_s <= since_s
+        since_s = found.since_s
+    ends = mark("boot" if action is Action.REBOOT_NODE else "replaced", at_s + 2 * DAY_S)
+    assert not shown(ends, now_s=at_s + 3 * DAY_S, made=made)
+
+
+def test_a_recurrence_on_a_gpu_of_unknown_model_is_not_forgotten() -> None:
+    """The driver may not answer for a broken GPU. For one model, a boot would end the first of two faults."""
+    made = Evaluator(SHIPPED, 550)
+    seen = (xid(64, 100.0), mark("gpu_reset", 200.0), xid(64, 1000.0), mark("boot", 1100.0))
+    for now_s in (2000.0, 40 * DAY_S):
+        assert said_by(made, *seen, now_s=now_s) == REPLACE
+        made.forget(now_s - FORGET_S)
+        assert said_by(made, now_s=now_s) == REPLACE
 
 
 @given(
