@@ -123,6 +123,7 @@ class Agent:
     published: Published = field(init=False)
     watched: list[SensorThread] = field(init=False, default_factory=list)
     looked: threading.Condition = field(init=False, default_factory=threading.Condition)
+    _statuses: tuple[SensorStatus, ...] = field(init=False, default=())  # as of the last cycle
     _xids_unseen: bool | None = field(init=False, default=None)
     _was_released: bool = field(init=False, default=False)
     _in_force: PolicyInForce = field(init=False)
@@ -276,6 +277,9 @@ class Agent:
         # Read the positions before the inbox, so that this cycle's observations include everything that the
         # positions cover.
         positions = {each.sensor.name: each.position for each in self.watched}
+        # Also read the statuses before the inbox, so that a sensor counts as tried only in a cycle that
+        # includes its first observations.
+        self._statuses = tuple(each.status() for each in self.watched)
         self._follow_policy()
         self._evaluate_inbox(now_s)
         findings = self.evaluator.findings(now_s)
@@ -306,9 +310,8 @@ class Agent:
 
     def _blind(self) -> list[str]:
         """Return the sensors that cannot measure now, for any reason, and needed ones that are missing."""
-        names = [each.sensor.name for each in self.watched]
-        blind = [each.sensor.name for each in self.watched if not each.status().sees]
-        return [*blind, *self.state.clean_time.missing(names)]
+        blind = [each.name for each in self._statuses if not each.sees]
+        return [*blind, *self.state.clean_time.missing([each.name for each in self._statuses])]
 
     def _follow_policy(self) -> None:
         """Use the policy that is in force now, and log a change or a rejected file."""
@@ -342,7 +345,7 @@ class Agent:
             if each.check in DESCRIBING:
                 self._describe(each)
         self._retry_stuck()
-        for each in stuck_calls(self.watched, self._stuck, now_s):
+        for each in stuck_calls(self.watched, self._statuses, self._stuck, now_s):
             self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
         self._count_losses()
@@ -358,7 +361,8 @@ class Agent:
 
     def _judge_xid_sensors(self, now_s: float) -> None:
         """Report when no sensor can see Xids, and when one can again."""
-        unseen = xids_are_unseen(each.status() for each in self.watched if each.fitted.sees_xids)
+        both = zip(self.watched, self._statuses, strict=True)
+        unseen = xids_are_unseen(status for each, status in both if each.fitted.sees_xids)
         if unseen is None or unseen == self._xids_unseen:
             return
         self._xids_unseen = unseen
@@ -374,7 +378,7 @@ class Agent:
     def _retry_stuck(self) -> None:
         """Also watch the sensors that hung before the restart, to report when their calls return."""
         if self._stuck_before:
-            tried = {each.sensor.name for each in self.watched if each.status().tried}
+            tried = {each.name for each in self._statuses if each.tried}
             self._stuck |= self._stuck_before & tried
             self._stuck_before -= tried
 
@@ -455,7 +459,7 @@ class Agent:
         published = Published(
             now_s,
             self._verdicts(findings),
-            tuple(each.status() for each in self.watched),
+            self._statuses,
             self._events,
             self._dropped,
             self._problems(),

@@ -187,17 +187,21 @@ class SensorThread:
 
 
 def stuck_calls(
-    all_watched: Iterable[SensorThread], reported: set[str], now_s: float
+    all_watched: Iterable[SensorThread],
+    statuses: Iterable[SensorStatus],
+    reported: set[str],
+    now_s: float,
 ) -> Iterator[Observation]:
     """Yield the duration of each sensor's current call while it is overdue, and 0 when it has returned.
 
     If the sensor marks the driver calls that it makes, the duration of the newest driver call is used,
     because a sweep of many slow calls is not a hang.
 
-    `reported` holds the names of the sensors reported earlier, and is updated.
+    Args:
+        statuses: The status of each sensor.
+        reported: The names of the sensors reported earlier; it is updated.
     """
-    for watched in all_watched:
-        status = watched.status()
+    for watched, status in zip(all_watched, statuses, strict=True):
         long = status.in_call and status.step_s >= REPORT_AFTER_S
         if long or status.name in reported:
             yield _duration(status, now_s, long=long, reads_state=watched.fitted.reads_state)

@@ -23,7 +23,6 @@ from nodeagent.cli import identity
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
-from nodeagent.kernel.journal import JOURNALCTL, JournalSensor
 from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
 from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.nvml.driver import NvmlDriver
@@ -314,13 +313,35 @@ def _sensors(
 def _kernel_log(
     options: argparse.Namespace, clock: Clock, state: SavedState, lines: LinePatterns, trusting: bool
 ) -> list[FittedSensor]:
-    kmsg = KmsgSensor(
-        clock,
-        lines,
-        _cursor(state.positions.get(KmsgSensor.name)),
-        path=options.kmsg,
-        trust_user_lines=trusting,
-    )
+    how = options.kernel_log
+    if how in ("auto", "kmsg") and (how == "kmsg" or _opens(options.kmsg) or not _has_journal(options)):
+        at = _cursor(state.positions.get(KmsgSensor.name))
+        return [_kmsg(KmsgSensor(clock, lines, at, path=options.kmsg, trust_user_lines=trusting))]
+    return [_journal(options, clock, state, lines, trusting)] if how in ("auto", "journal") else []
+
+
+def _kmsg(sensor: KmsgSensor) -> FittedSensor:
+    def read_to() -> Any:
+        at = sensor.cursor
+        return None if at is None else [at.boot_id, at.seq]
+
+    return FittedSensor(sensor, read_to, sees_xids=True)
+
+
+# The journal's sensor is imported only where it may be used; an agent that reads /dev/kmsg stays smaller.
+
+
+def _has_journal(options: argparse.Namespace) -> bool:
+    from nodeagent.kernel.journal import JOURNALCTL
+
+    return options.journal_dir is not None or shutil.which(JOURNALCTL) is not None
+
+
+def _journal(
+    options: argparse.Namespace, clock: Clock, state: SavedState, lines: LinePatterns, trusting: bool
+) -> FittedSensor:
+    from nodeagent.kernel.journal import JournalSensor
+
     text = state.positions.get(JournalSensor.name)
     journal = JournalSensor(
         clock,
@@ -329,19 +350,7 @@ def _kernel_log(
         directory=options.journal_dir,
         trust_user_lines=trusting,
     )
-
-    def read_to() -> Any:
-        at = kmsg.cursor
-        return None if at is None else [at.boot_id, at.seq]
-
-    both = {
-        "kmsg": FittedSensor(kmsg, read_to, sees_xids=True),
-        "journal": FittedSensor(journal, lambda: journal.cursor, sees_xids=True),
-    }
-    if options.kernel_log == "auto":
-        instead = options.journal_dir is not None or shutil.which(JOURNALCTL) is not None
-        return [both["journal" if instead and not _opens(options.kmsg) else "kmsg"]]
-    return [both[options.kernel_log]] if options.kernel_log in both else []
+    return FittedSensor(journal, lambda: journal.cursor, sees_xids=True)
 
 
 def _opens(path: Path) -> bool:

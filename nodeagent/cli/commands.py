@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import signal
@@ -28,8 +27,9 @@ from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import ROOT_STATE, split
 from nodeagent.model import Observation
+from nodeagent.policy.validation import close_match
 from nodeagent.sensing import baselines, operator_requests
-from nodeagent.server import report
+from nodeagent.server import footprint, report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injected_observations import observation_injector
 from nodeagent.sysfs.sensor import SysfsSensor
@@ -110,7 +110,9 @@ def watch(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Watch the node and serve the HTTP API until SIGTERM."""
-    from nodeagent.server import http_api
+    footprint.share_heap()
+    with footprint.without_unused_tables():
+        from nodeagent.server import http_api
 
     if options.test:
         options.state_dir = options.state_dir / TESTS
@@ -294,8 +296,8 @@ def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "")
     """Return the entity that the user has named. Raises BadInput, with the known ones, if it is unknown."""
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
     if entity not in known:
-        near = difflib.get_close_matches(entity, known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = close_match(entity, known)
+        hint = f"did you mean {near}? " if near else ""
         accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
         raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{accepted}")
     return entity

@@ -6,7 +6,6 @@ Reports a mistake in one line with the name, the value and the accepted values.
 from __future__ import annotations
 
 import argparse
-import difflib
 import ipaddress
 import os
 import re
@@ -17,6 +16,7 @@ from typing import NoReturn
 from holdfast.errors import BadInput
 from nodeagent.cli.explanations import SUBJECTS
 from nodeagent.kernel import kmsg
+from nodeagent.policy.validation import close_match
 from nodeagent.publishing.node_object import ACCOUNT
 from nodeagent.sensing.baselines import BASELINES
 from nodeagent.sensing.small_files import PROCFS, SYSFS
@@ -116,8 +116,8 @@ def _check_publishing(found: argparse.Namespace) -> None:
 
 
 def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1, 0.75 if word.startswith("--") else 0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
+    close = close_match(word, known, 0.75 if word.startswith("--") else 0.5)
+    hint = f"did you mean {close}? " if close else ""
     return f"{hint}expected {', '.join(known)}"
 
 

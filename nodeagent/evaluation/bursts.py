@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any
 
@@ -28,7 +28,8 @@ MOMENT_S = 1.0  # a driver writes the lines of one fault within milliseconds of 
 SENSORS_APART_S = 10.0  # two sensors report the same event at most this far apart
 GAP_S = 180.0  # Meta and Azure report storms of hundreds of lines over minutes; gpud also merges them
 MAX_BURSTS = MOST_BURSTS
-MAX_BOOTS = 1024  # kept with signs between them; a node in a boot loop boots a few hundred times a day
+MAX_MARKS = 1024  # kept with signs between them; a node in a boot loop boots a few hundred times a day, and
+# some sites reset each GPU before each job
 MAX_TEXTS = 3
 MAX_SOURCES = 4
 Burst = tuple[float, float]  # first and last event
@@ -46,7 +47,7 @@ class EventBursts:
         default_factory=list
     )  # the bursts of dropped variants at which the variant had recurred
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
-    exact: bool = False  # no limit on the moments here, because `thinned_boots` limits the boots
+    exact: bool = False  # no limit on the moments here, because `thinned_marks` limits them
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -198,56 +199,57 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
     ]
 
 
-def thinned_boots(
-    boots: Sequence[Burst], signs_s: Sequence[float], pairs: Callable[[Sequence[Burst]], Iterable[Burst]]
+def thinned_marks(
+    marks: Sequence[Burst], signs_s: Sequence[float], pairs: Callable[[Sequence[Burst]], Iterable[Burst]]
 ) -> list[Burst]:
     """Return the boots, in order; beyond `MAX_BURSTS`, merge adjacent ones without a sign between them.
 
-    A boot without a sign between it and the next one separates no faults, and ends none that the next one
-    does not end. The merged boot has the time of the later one, so nothing ends earlier than it would have,
-    and includes all the time that the node was off. The oldest boots are merged first. Beyond `MAX_BOOTS`,
-    boots are merged even if there is a sign between them: first those that are not needed to separate
-    `pairs`, and only if there are not enough of them, the oldest ones.
+    The same applies to the resets of a GPU, and to other marks that end findings. A mark without a sign
+    between it and the next one separates no faults, and ends none that the next one does not end. The merged
+    mark has the time of the later one, so nothing ends earlier than it would have, and includes all the time
+    that the node was off. The oldest marks are merged first. Beyond `MAX_MARKS`, marks are merged even if
+    there is a sign between them: first those that are not needed to separate `pairs`, and only if there are
+    not enough of them, the oldest ones.
 
     Args:
-        boots: From the last time that the agent ran before each boot until that boot, in order.
-        signs_s: The times of everything that a boot may separate or end, in order.
-        pairs: Called with boots; returns the intervals in which one of them must remain if there is one:
+        marks: In order. A boot lasts from the last time that the agent ran before it until the boot.
+        signs_s: The times of everything that a mark may separate or end, in order.
+        pairs: Called with marks; returns the intervals in which one of them must remain if there is one:
             after the first time, and not after the second.
     """
-    surplus, found = len(boots) - MAX_BURSTS, list(boots[:1])
-    for boot in boots[1:]:
-        if surplus > 0 and bisect_left(signs_s, found[-1][1]) == bisect_right(signs_s, boot[1]):
-            found[-1] = _joined_boot(found[-1], boot)
+    surplus, found = len(marks) - MAX_BURSTS, list(marks[:1])
+    for mark in marks[1:]:
+        if surplus > 0 and bisect_left(signs_s, found[-1][1]) == bisect_right(signs_s, mark[1]):
+            found[-1] = _joined_mark(found[-1], mark)
             surplus -= 1
         else:
-            found.append(boot)
-    if len(found) > MAX_BOOTS:
+            found.append(mark)
+    if len(found) > MAX_MARKS:
         found = _separating(found, pairs(found))
-    rest = len(found) - MAX_BOOTS
-    return [reduce(_joined_boot, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
+    rest = len(found) - MAX_MARKS
+    return [reduce(_joined_mark, found[: rest + 1]), *found[rest + 1 :]] if rest > 0 else found
 
 
-def _separating(boots: Sequence[Burst], pairs: Iterable[Burst]) -> list[Burst]:
-    """Return the boots, with the oldest ones merged that are not needed to separate all pairs.
+def _separating(marks: Sequence[Burst], pairs: Iterable[Burst]) -> list[Burst]:
+    """Return the marks, with the oldest ones merged that are not needed to separate all pairs.
 
-    The node counts as off from the first of the merged boots to the last one. So whatever there was between
+    The node counts as off from the first of merged boots to the last one. So whatever there was between
     them, there is not less time off before it or after it than there was.
     """
-    times = [at_s for _, at_s in boots]
+    times = [at_s for _, at_s in marks]
     needed, newest_s = set[float](), -inf
     for first_s, second_s in sorted(pairs, key=lambda pair: pair[1]):
         at = bisect_right(times, second_s)
         if newest_s <= first_s and at and times[at - 1] > first_s:
             newest_s = times[at - 1]
             needed.add(newest_s)
-    surplus, found = len(boots) - MAX_BOOTS, list(boots[:1])
-    for boot in boots[1:]:
+    surplus, found = len(marks) - MAX_MARKS, list(marks[:1])
+    for mark in marks[1:]:
         if surplus > 0 and found[-1][1] not in needed:
-            found[-1] = found[-1][0], boot[1]
+            found[-1] = found[-1][0], mark[1]
             surplus -= 1
         else:
-            found.append(boot)
+            found.append(mark)
     return found
 
 
@@ -257,8 +259,8 @@ def gaps(spans: Sequence[Burst]) -> Iterator[Burst]:
         yield before[1], after[0]
 
 
-def _joined_boot(before: Burst, boot: Burst) -> Burst:
-    return boot[0] - (before[1] - before[0]), boot[1]
+def _joined_mark(before: Burst, mark: Burst) -> Burst:
+    return mark[0] - (before[1] - before[0]), mark[1]
 
 
 def merged_bursts(
@@ -313,25 +315,50 @@ def near(spans: Iterable[Burst], burst: Burst, within_s: float = GAP_S) -> bool:
     return any(first - within_s <= burst[1] and burst[0] <= last + within_s for first, last in spans)
 
 
-def window_start_s(since_s: float, until_s: float, off: Sequence[Burst]) -> float:
-    """Return the start of a window that would start at `since_s` if the node were never off.
+class TimeOff:
+    """The periods when the node was off. They count neither towards a window nor towards a hold time.
 
-    The window ends at `until_s`. The time while the node was off does not count, because only a wall clock,
-    which may have been wrong, shows how long it was.
-
-    Args:
-        off: The periods when the node was off, oldest first.
+    Only a wall clock, which may have been wrong, shows how long the node was off, and nothing was observed
+    during that time. Each answer takes a binary search: a node in a boot loop has a thousand periods, and the
+    evaluation of one event asks about each of its bursts.
     """
-    for last_s, boot_s in reversed(off):
-        if last_s < until_s and boot_s > since_s:
-            since_s -= min(boot_s, until_s) - last_s
-    return since_s
+
+    def __init__(self, periods: Iterable[Burst] = ()) -> None:
+        """Take the periods, from the last time that the agent ran before each boot until that boot."""
+        spans = merged_bursts([tuple(periods)], 0.0)
+        self._ends = [boot_s for _, boot_s in spans]
+        self._starts = [last_s for last_s, _ in spans]
+        # for each period, how long the node was off before it; then the total
+        self._off_before = [0.0, *accumulate(boot_s - last_s for last_s, boot_s in spans)]
+        # for each period, how long the node had run before it, from an arbitrary start
+        self._ran = [last_s - off for last_s, off in zip(self._starts, self._off_before, strict=False)]
+
+    def window_start_s(self, since_s: float, until_s: float) -> float:
+        """Return the start of a window until `until_s` that would start at `since_s` if there were none."""
+        count = bisect_left(self._starts, until_s)
+        rest_s = max(0.0, self._ends[count - 1] - until_s) if count else 0.0  # of the last one, after the end
+        off_s = self._off_before[count] - rest_s
+        first = bisect_right(self._ran, since_s - off_s, 0, count)
+        return since_s - (off_s - self._off_before[first]) if first < count else since_s
+
+    def held_until_s(self, from_s: float, hold_s: float) -> float:
+        """Return the end of a hold time that starts at `from_s`."""
+        first = bisect_right(self._ends, from_s)
+        if first < len(self._starts) and self._starts[first] < from_s:
+            from_s, first = self._ends[first], first + 1
+        off_s = self._off_before[first]
+        count = bisect_left(self._ran, from_s + hold_s - off_s, first)
+        return from_s + hold_s + (self._off_before[count] - off_s)
+
+
+NEVER_OFF = TimeOff()
 
 
 def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
-    """Omit events without a variant that another sensor has reported with a variant.
+    """Omit events without a variant that were also reported with a variant, by any sensor.
 
-    These are the ones within `SENSORS_APART_S` of an event with a variant. All others count.
+    These are the ones within `SENSORS_APART_S` of an event with a variant: NVML's events never have one, and
+    of the lines that the driver writes about one SXid, only the first has. All others count.
     """
     plain = variants.get("")
     if plain is None or len(variants) == 1:

@@ -14,10 +14,10 @@ from typing import Any
 from nodeagent.evaluation import growth, memory, samples
 from nodeagent.evaluation.bursts import EventBursts
 from nodeagent.evaluation.devices import INVENTORY
-from nodeagent.evaluation.evidence import MARKS, Evidence, time_off
+from nodeagent.evaluation.evidence import MARKS, Evidence, is_end_mark, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
-from nodeagent.model import GONE, NODE, Action, HealthFinding, HealthVerdict, Level, Observation
+from nodeagent.model import GONE, Action, HealthFinding, HealthVerdict, Level, Observation
 from nodeagent.policy.rules import HealthPolicy
 
 
@@ -151,16 +151,18 @@ class Evaluator:
         variants = evidence.events.setdefault(event, {})
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
+        self._retention.keep_recurrence(event, seen)
         evidence.entities.add(seen.entity)
-        if seen.entity == NODE:  # a boot clears findings of other entities, too
-            evidence.renew()
-            self._judge.revise()
         self._judge.revise_event(event, seen.at_s)
-        is_new = variants.setdefault(seen.variant, EventBursts(exact=seen.check == "boot")).add(seen)
+        is_mark = is_end_mark(event, seen.variant)
+        is_new = variants.setdefault(seen.variant, EventBursts(exact=is_mark)).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
-        if seen.check == "boot":
-            evidence.thin_boots()
+        if is_mark:
+            evidence.thin_marks(event, seen.variant)
+        if seen.check == "boot":  # it clears findings of other entities, too
+            evidence.renew()
+            self._judge.revise()
         if seen.check in MARKS:
             evidence.note_mark(seen, self.policy)
         return is_new

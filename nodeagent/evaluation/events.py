@@ -27,12 +27,13 @@ from nodeagent.evaluation.bursts import (
     GAP_S,
     MAX_TEXTS,
     MOMENT_S,
+    NEVER_OFF,
     SENSORS_APART_S,
     Burst,
     EventBursts,
+    TimeOff,
     informative,
     merged_bursts,
-    window_start_s,
 )
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
 from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
@@ -138,7 +139,7 @@ class EndMarks:
     replaced: Sequence[float] = ()
     cleared: Sequence[float] = ()  # by an operator
     over: Sequence[float] = ()  # the driver's verdict "none"
-    off: Sequence[Burst] = ()  # from the last time that the agent ran before a boot until that boot
+    off: TimeOff = NEVER_OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +341,12 @@ def standing(
     chains += _since(floor_s, recurring)
     spans = merged_bursts(([burst for burst, *_ in steps] for steps in chains), GAP_S, marks.boots)
     owns = [[burst for burst, *_ in steps] for steps in chains]
+    occurrences = _Occurrences(marks)
     judged = [
         [
-            _judged(meaning, drivers_word(meaning, burst, name), burst, own, spans, marks, n >= unrecurred)
+            _judged(
+                meaning, drivers_word(meaning, burst, name), burst, own, spans, occurrences, n >= unrecurred
+            )
             for burst, meaning, name in steps
         ]
         for n, (own, steps) in enumerate(zip(owns, chains, strict=True))
@@ -383,11 +387,16 @@ def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[St
             yield kept
 
 
-def recurring(meaning: Meaning, own: Sequence[Burst], marks: EndMarks) -> list[Burst]:
-    """Return the bursts of one variant after which a judgement of the variant's recurrence was in force."""
-    if meaning.recurs is None or not meaning.recurs.same_variant:
-        return []
-    judged = [_judged(meaning, None, burst, own, own, marks) for burst in own]
+def recurring(
+    meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
+) -> list[Burst]:
+    """Return the bursts of one variant after which a judgement of a recurrence was in force.
+
+    Args:
+        all_spans: The bursts of all variants.
+    """
+    occurrences = _Occurrences(marks)
+    judged = [_judged(meaning, None, burst, own, all_spans, occurrences) for burst in own]
     stood = _stood(own, judged, marks, Signs(), superseding=False, drivers_word_replaces=True)
     return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]
 
@@ -398,7 +407,7 @@ def _judged(
     burst: Burst,
     own: Sequence[Burst],
     all_spans: Sequence[Burst],
-    marks: EndMarks,
+    occurrences: _Occurrences,
     has_recurred: bool = False,
 ) -> Judgement:
     """Return what one burst means, given the bursts before it, but without the time when that ends.
@@ -413,7 +422,7 @@ def _judged(
         says, by, replaces = verdict.meaning, "driver", verdict.replaces
         why = f"{why}; the driver recommends {word(says.action)}"
     found = Judgement(says.level, says.action, says.clears, says.hold_s, why, by, replaces=replaces)
-    recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans, marks)
+    recurs, again = meaning.recurs, _recurred(meaning, burst, own, all_spans, occurrences)
     if recurs is not None and has_recurred:
         again = max(again, recurs.bursts)
     if recurs is not None and again and (recurs.level, recurs.action) > (found.level, found.action):
@@ -433,7 +442,11 @@ def _judged(
 
 
 def _recurred(
-    meaning: Meaning, burst: Burst, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
+    meaning: Meaning,
+    burst: Burst,
+    own: Sequence[Burst],
+    all_spans: Sequence[Burst],
+    occurrences: _Occurrences,
 ) -> int:
     """Return the number of occurrences in the window if it reaches the limit, otherwise 0.
 
@@ -441,11 +454,29 @@ def _recurred(
     """
     if meaning.recurs is None:
         return 0
-    spans = _occurrences(own if meaning.recurs.same_variant else all_spans, meaning.clears, marks)
+    spans = own if meaning.recurs.same_variant else all_spans
     # Measured from the burst's start, so that a longer burst does not lower the count.
-    since_s = window_start_s(burst[0] - meaning.recurs.within_s, burst[0], marks.off)
-    count = sum(last >= since_s for first, last in spans if first <= burst[1])
+    count = occurrences.count(spans, meaning.clears, burst[0] - meaning.recurs.within_s, burst)
     return count if count >= meaning.recurs.bursts else 0
+
+
+class _Occurrences:
+    """The occurrences in series of bursts, each determined once, because every burst asks for them."""
+
+    def __init__(self, marks: EndMarks) -> None:
+        self._marks = marks
+        # by series, which must outlive this object, and by condition: their starts and their ends
+        self._known: dict[tuple[int, Clears], tuple[list[float], list[float]]] = {}
+
+    def count(self, spans: Sequence[Burst], clears: Clears, since_s: float, burst: Burst) -> int:
+        """Return how many occurrences reach into the window that ends with a burst."""
+        key = id(spans), clears
+        if key not in self._known:
+            found = _occurrences(spans, clears, self._marks)
+            self._known[key] = sorted(first for first, _ in found), sorted(last for _, last in found)
+        starts, ends = self._known[key]
+        since_s = self._marks.off.window_start_s(since_s, burst[0])
+        return bisect_right(starts, burst[1]) - bisect_left(ends, since_s)
 
 
 def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
@@ -463,7 +494,7 @@ def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Seq
         if (
             before
             and _first_after(done, before[1]) > burst[0]
-            and before[1] > window_start_s(burst[0] - SILENT_S, burst[0], marks.off)
+            and before[1] > marks.off.window_start_s(burst[0] - SILENT_S, burst[0])
         ):
             found[-1] = (before[0], burst[1])
         else:
@@ -522,7 +553,7 @@ def _end_s(last_s: float, found: Judgement, marks: EndMarks, signs: Signs) -> fl
     Each of `signs` before that end renews the judgement. Only time ends a judgement that needs no remedy.
     """
     if found.clears is Clears.TIME:
-        return _held_until_s(last_s, found.hold_s, marks)
+        return marks.off.held_until_s(last_s, found.hold_s)
     ends_s = _remedied_s(last_s, found, marks)
     while ends_s < inf and (newest_s := signs.newest_s(found.level, ends_s)) > last_s:
         last_s, ends_s = newest_s, _remedied_s(newest_s, found, marks)
@@ -534,20 +565,7 @@ def _remedied_s(last_s: float, found: Judgement, marks: EndMarks) -> float:
     after = [_first_after(times, last_s + EPSILON_S) for times in remedies(found.clears, marks)]
     if found.clears is Clears.RESET or (found.by == "driver" and not found.again):
         after.append(_first_after(marks.over, last_s + AFTER_S))
-    return _held_until_s(min(after), found.hold_s, marks)
-
-
-def _held_until_s(from_s: float, hold_s: float, marks: EndMarks) -> float:
-    """Return the end of a hold time.
-
-    The time while the node was off does not count, because the agent did not see whether it was clean. Only a
-    wall clock, which may have been wrong, shows how long the node was off.
-    """
-    until_s = from_s + hold_s
-    for last_s, boot_s in marks.off:
-        if last_s < until_s and boot_s > from_s:
-            until_s += boot_s - max(last_s, from_s)
-    return until_s
+    return marks.off.held_until_s(min(after), found.hold_s)
 
 
 def remedies(clears: Clears, marks: EndMarks) -> tuple[Sequence[float], ...]:

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, EventBursts, gaps, merged_bursts, thinned_boots
+from nodeagent.evaluation.bursts import (
+    MAX_BURSTS,
+    Burst,
+    EventBursts,
+    TimeOff,
+    gaps,
+    merged_bursts,
+    thinned_marks,
+)
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
 from nodeagent.evaluation.events import EndMarks
 from nodeagent.evaluation.samples import SampleSeries
@@ -17,6 +25,7 @@ from nodeagent.policy.rules import HealthPolicy, Rule
 MARKS = ("gpu_reset", "boot", "replaced", "cleared")
 NEVER_GONE = (NODE, DRIVER, "gpu", "sensor")  # kinds whose absence is itself a fault
 MAX_GONE = 512
+NO_ACTION = "none"  # the driver's verdict that ends findings
 LAST_SEEN = "last_s"  # in the facts of a boot: the last agent time before it
 
 Place = tuple[str, str]  # entity, check
@@ -50,6 +59,11 @@ def ends_others(event: Event) -> bool:
     return event[1] in MARKS or event[1:] == ("xid", VERDICT_XID)
 
 
+def is_end_mark(event: Event, variant: str) -> bool:
+    """Return True for an event whose times end findings, and separate their recurrences: see `EndMarks`."""
+    return event[1] in MARKS or (*event[1:], variant) == ("xid", VERDICT_XID, NO_ACTION)
+
+
 def _times(bursts: EventBursts) -> list[float]:
     """Return the known times of an event, oldest first. Marks in one burst may end two faults."""
     return sorted({at_s for span in bursts.moments for at_s in span})
@@ -70,6 +84,7 @@ class Evidence:
         self.gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
         self._owners: dict[str, tuple[str, ...]] = {}
         self._eras: dict[str, tuple[Era, ...]] = {}
+        self._boots: list[float] | None = None  # None: not computed since the last change
 
     @property
     def stores(self) -> tuple[dict[Event, Variants], dict[Event, Variants]]:
@@ -91,6 +106,7 @@ class Evidence:
         """Recompute where the evidence about each GPU is, after a GPU was moved or the node booted."""
         self._owners.clear()
         self._eras.clear()
+        self._boots = None
 
     # -- samples
 
@@ -105,7 +121,10 @@ class Evidence:
 
     def note_boots(self, held: HeldSeries, rule: Rule) -> None:
         """If a boot restarts the counter, start it with its first reading after the newest boot."""
-        for at_s in self.boots() if rule.restarts_at_boot else ():
+        if not rule.restarts_at_boot:
+            return
+        boots = self.boots()
+        for at_s in boots[bisect_right(boots, held.series.base_s) :]:
             if at_s < held.last_s:
                 held.series.restart(rule, at_s)
                 held.known = False
@@ -208,7 +227,8 @@ class Evidence:
             for name, each in store.get((era.entity, check, code), {}).items():
                 part = each.within(era.from_s, era.until_s)
                 if part.all_spans:
-                    found.setdefault(name, EventBursts()).join(part)
+                    exact = is_end_mark(event, name)
+                    found.setdefault(name, EventBursts(exact=exact)).join(part)
         return found
 
     def drivers_verdicts(self, entity: str) -> Mapping[str, EventBursts]:
@@ -217,14 +237,14 @@ class Evidence:
 
     def marks(self, entity: str) -> EndMarks:
         """Return the times of everything that may end findings about an entity."""
-        over = self.drivers_verdicts(entity).get("none")
+        over = self.drivers_verdicts(entity).get(NO_ACTION)
         return EndMarks(
             resets=self.times(entity, "gpu_reset"),
             boots=self.boots(),
             replaced=self._exchanges(entity),
             cleared=self.times(entity, "cleared"),
             over=_times(over) if over else [],
-            off=self.off(),
+            off=TimeOff(self.off()),
         )
 
     def _exchanges(self, entity: str) -> list[float]:
@@ -237,8 +257,10 @@ class Evidence:
         return sorted(found)
 
     def boots(self) -> list[float]:
-        """Return the times when the node booted, oldest first."""
-        return sorted(last for _, last in self._boot_spans())
+        """Return the times when the node booted, oldest first. The list must not be changed."""
+        if self._boots is None:
+            self._boots = sorted(last for _, last in self._boot_spans())
+        return self._boots
 
     def off(self) -> list[Burst]:
         """Return the periods when the node was off, oldest first: from the agent's last time to the boot."""
@@ -250,32 +272,42 @@ class Evidence:
     def _boots_by_variant(self) -> Iterable[EventBursts]:
         return self.events.get((NODE, "boot", 0), {}).values()
 
-    def thin_boots(self) -> None:
-        """Keep only boots that separate or end faults, however many came since (`thinned_boots`)."""
-        many = [each for each in self._boots_by_variant() if len(each.moments) > MAX_BURSTS]
-        signs_s = self._signs_s() if many else []
-        for each in many:
-            each.moments = thinned_boots(each.moments, signs_s, self._pairs)
+    def thin_marks(self, event: Event, variant: str) -> None:
+        """Keep only marks that separate or end faults, however many came since (`thinned_marks`)."""
+        each = self.events[event][variant]
+        if len(each.moments) > MAX_BURSTS:
+            signs_s = self._signs_of_all_s() if event[1] == "boot" else self._signs_s(event[0])
+            each.moments = thinned_marks(each.moments, signs_s, self._pairs)
 
-    def _signs_s(self) -> list[float]:
+    def _signs_of_all_s(self) -> list[float]:
         """Return the times of the known events except boots, and of the sightings of GPUs, in order."""
-        kept = (
+        return self._times_of(bursts for event, _, bursts in self._stored() if event[1] != "boot")
+
+    def _signs_s(self, entity: str) -> list[float]:
+        """Return the times of an entity's events except marks, and of the sightings of GPUs, in order."""
+        return self._times_of(
             bursts
-            for store in self.stores
-            for event, each in store.items()
-            if event[1] != "boot"
-            for bursts in each.values()
+            for event, name, bursts in self._stored()
+            if event[0] == entity and not is_end_mark(event, name)
         )
+
+    def _stored(self) -> Iterator[tuple[Event, str, EventBursts]]:
+        for store in self.stores:
+            for event, variants in store.items():
+                for name, bursts in variants.items():
+                    yield event, name, bursts
+
+    def _times_of(self, kept: Iterable[EventBursts]) -> list[float]:
         times = {at_s for bursts in kept for span in bursts.moments for at_s in span}
         return sorted(times.union(self.devices.sightings_s()))
 
-    def _pairs(self, boots: Sequence[Burst]) -> Iterator[Burst]:
-        """Yield the intervals in which a boot makes a difference to the evidence (`thinned_boots`).
+    def _pairs(self, marks: Sequence[Burst]) -> Iterator[Burst]:
+        """Yield the intervals in which a mark makes a difference to the evidence (`thinned_marks`).
 
-        These are the intervals between successive events of the same kind about one GPU, which a boot makes
+        These are the intervals between successive events of the same kind about one GPU, which a mark makes
         two faults, and the one that tells when a GPU was exchanged.
         """
-        times = [at_s for _, at_s in boots]
+        times = [at_s for _, at_s in marks]
         for seen_s in self.devices.sightings_s():
             if before := bisect_right(times, seen_s):
                 yield times[before - 2] if before > 1 else -inf, seen_s

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, merged_bursts, union_moments, window_start_s
+from nodeagent.evaluation.bursts import GAP_S, Burst, EventBursts, merged_bursts, union_moments
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
@@ -64,10 +64,27 @@ class Judge:
 
     def recurring(self, event: Event, name: str, bursts: EventBursts) -> list[Burst]:
         """Return the bursts at which a variant had recurred, or that followed while that was in force."""
+        own = bursts.spans_apart(self._marks_of(event[0]).boots)
+        return self._recurring(event, name, bursts, own, any_rule=False)
+
+    def recurring_by_any_rule(self, event: Event, name: str) -> list[Burst]:
+        """Return the same for all rules, including those that also count the bursts of other variants."""
+        variants, boots = self._evidence.events[event], self._marks_of(event[0]).boots
+        spans = merged_bursts((each.spans_apart(boots) for each in variants.values()), GAP_S, boots)
+        return self._recurring(event, name, variants[name], spans, any_rule=True)
+
+    def _recurring(
+        self, event: Event, name: str, bursts: EventBursts, all_spans: list[Burst], *, any_rule: bool
+    ) -> list[Burst]:
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
         own = bursts.spans_apart(marks.boots)
-        found = [burst for each in meanings for burst in events.recurring(each, own, marks)]
+        found = [
+            burst
+            for each in meanings
+            if each.recurs is not None and (any_rule or each.recurs.same_variant)
+            for burst in events.recurring(each, own, all_spans, marks)
+        ]
         return [span for span in bursts.spans if any(span[0] <= first <= span[1] for first, _ in found)]
 
     def _meanings(self, event: Event, name: str, policies: Iterable[HealthPolicy]) -> tuple[Meaning, ...]:
@@ -117,7 +134,7 @@ class Judge:
         counted = [
             each.level
             for each, last_s in said
-            if each and last_s >= window_start_s(now_s - each.within_s, now_s, off)
+            if each and last_s >= off.window_start_s(now_s - each.within_s, now_s)
         ]
         return max(counted, default=None)
 
@@ -301,10 +318,15 @@ class Judge:
             policies = self._possible_policies(event[0])
             if len(policies) == 1:
                 return self.judge_event(event, now_s)[0] is not None
-            return self.judge_event(event, now_s, lambda _: policies)[0] is not None
+            # The gravest meaning may end earlier than that of one model which has recurred.
+            choices = [policies, *([each] for each in policies)]
+            return any(self._is_active(event, now_s, each) for each in choices)
         except Exception as error:  # as in `of_event`
             self.set_aside(event[:2], error)
             return True
+
+    def _is_active(self, event: Event, now_s: float, policies: list[HealthPolicy]) -> bool:
+        return self.judge_event(event, now_s, lambda _: policies)[0] is not None
 
     def _possible_policies(self, entity: str) -> list[HealthPolicy]:
         """Return the policy for an entity; for a GPU of unknown model, the policies for all models."""

@@ -8,15 +8,15 @@ from math import inf
 from typing import Any
 
 from nodeagent.evaluation.bursts import (
-    MAX_BOOTS,
     MAX_BURSTS,
+    MAX_MARKS,
     MOMENT_S,
     Burst,
     EventBursts,
     loaded_spans,
     union_bursts,
 )
-from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants
+from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants, is_end_mark
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import NODE
 from nodeagent.policy.rules import HealthPolicy
@@ -63,6 +63,13 @@ def dump(evidence: Evidence) -> dict[str, Any]:
             for name, each in evidence.events.get((NODE, "boot", 0), {}).items()
             if len(each.moments) >= MAX_BURSTS
         ],
+        # the same for other marks
+        "marks": [
+            [*event, name, each.moments]
+            for event, variants in evidence.events.items()
+            for name, each in variants.items()
+            if each.exact and event[1] != "boot" and len(each.moments) > MAX_BURSTS
+        ],
         "ended": [
             [*place, held.series.ended_s]
             for place, held in evidence.series.items()
@@ -101,6 +108,10 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
         }
         for each in ("inherited", "recurring", "moments")
     )
+    marks = {
+        (str(entity), str(check), int(code), str(variant)): spans
+        for entity, check, code, variant, spans in raw.get("marks", ())
+    }
     for entity, check, series, sources, text in raw["series"]:
         if str(check) in policy.rules:
             held = HeldSeries(SampleSeries.load(series), text=str(text))
@@ -131,6 +142,9 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
                     float(variant)  # the amount; a malformed one must raise here, not at each judgement
                 rest = inherited.get(key, ()), recurring.get(key, ()), moments.get(key, ())
                 made = EventBursts.load(bursts, heard.get(key, ()), *rest)
+                made.exact = is_end_mark(event, str(variant))
+                if key in marks and made.exact:
+                    made.moments = loaded_spans(marks[key], MAX_MARKS)
                 if event[1] == "boot":
                     _load_boots(made, [each[1] for each in raw.get("boots", ()) if each[0] == variant])
                 store.setdefault(event, {})[str(variant)] = made
@@ -162,7 +176,7 @@ def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:
 
 
 def _earlier_moments(bursts: EventBursts) -> list[Burst]:
-    """Return the moments as an earlier agent keeps them: the oldest of very many boots merged into one."""
+    """Return the moments as an earlier agent keeps them: the oldest of very many marks merged into one."""
     return union_bursts([bursts.moments], MOMENT_S) if bursts.exact else bursts.moments
 
 
@@ -172,9 +186,8 @@ def _load_boots(made: EventBursts, kept: Sequence[Any]) -> None:
     An earlier agent kept `MAX_BURSTS` of them. The oldest one may represent several boots, and the node was
     not off for all of the time that it covers.
     """
-    made.exact = True
     if kept:
-        made.moments = loaded_spans(kept[0], MAX_BOOTS)
+        made.moments = loaded_spans(kept[0], MAX_MARKS)
     elif len(made.moments) == MAX_BURSTS:
         made.moments = [(made.moments[0][1],) * 2, *made.moments[1:]]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nodeagent.evaluation.bursts import Burst, EventBursts, window_start_s
+from nodeagent.evaluation.bursts import NEVER_OFF, Burst, EventBursts, TimeOff
 from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
 from nodeagent.policy.rules import Meaning
 
@@ -86,7 +86,7 @@ def drop_variant(
     kind_of_variant: Callable[[str], VariantKind],
     recurring: Callable[[str], Sequence[Burst]],
     now_s: float,
-    off: Sequence[Burst] = (),
+    off: TimeOff = NEVER_OFF,
 ) -> bool:
     """Drop the mildest variant that shares its kind with others; among equals, the one seen longest ago.
 
@@ -97,7 +97,7 @@ def drop_variant(
     Args:
         recurring: Returns the bursts at which a variant had recurred, or that followed while that was in
         force.
-        off: When the node was off, oldest first.
+        off: When the node was off.
 
     Returns:
         True if bursts are lost that would have counted towards the recurrence of that variant.
@@ -109,7 +109,7 @@ def drop_variant(
         return False
 
     def counts(name: str) -> bool:
-        since_s = window_start_s(now_s - kinds[name].within_s, now_s, off)
+        since_s = off.window_start_s(now_s - kinds[name].within_s, now_s)
         return kinds[name].within_s > 0.0 and variants[name].spans[-1][1] >= since_s
 
     def rank(name: str) -> tuple[tuple[Level, Action, int], bool, float, str]:

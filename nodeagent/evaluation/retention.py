@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from nodeagent.evaluation import quotas, samples
-from nodeagent.evaluation.bursts import window_start_s
+from nodeagent.evaluation.bursts import MAX_BURSTS, TimeOff, near, union_bursts
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.quotas import FREE, EvidenceRank
@@ -115,8 +115,20 @@ class EvidenceRetention:
             lambda name: self._judge.kind_of_variant(event, name),
             lambda name: self._judge.recurring(event, name, variants[name]),
             at_s,
-            self._evidence.off(),
+            TimeOff(self._evidence.off()),
         )
+
+    def keep_recurrence(self, event: Event, seen: Observation) -> None:
+        """If another burst is about to merge the two oldest, keep the recurrence that they have shown.
+
+        The finding of a recurrence may stand until its remedy, however many bursts follow.
+        """
+        bursts = self._evidence.events[event].get(seen.variant)
+        if bursts is None or len(bursts.spans) < MAX_BURSTS or near(bursts.spans, (seen.at_s, seen.at_s)):
+            return
+        oldest, second = bursts.spans[:2]
+        if second in self._judge.recurring_by_any_rule(event, seen.variant):
+            bursts.recurring = union_bursts([bursts.recurring, [(oldest[0], second[1])]])
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
         """Count a refusal, and refuse similar evidence for a moment, because a search takes milliseconds."""
@@ -138,7 +150,7 @@ class EvidenceRetention:
         level depends, is kept, no matter how long ago it was last seen. The time while the node was off does
         not count.
         """
-        before_s = window_start_s(before_s, inf, self._evidence.off())
+        before_s = TimeOff(self._evidence.off()).window_start_s(before_s, inf)
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held

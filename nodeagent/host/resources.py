@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-
-import psutil
 
 from nodeagent.model import NODE
 from nodeagent.sensing.sensor import Omission
 from nodeagent.sensing.small_files import MAX_FIGURES, SMALL_BYTES, try_read
 from nodeagent.sensing.sweep import Reading
 
+MEMINFO_BYTES = 8192  # about 1500 are used
+
 
 def memory_used(proc: str) -> float | None:
     """Return the percentage of memory that is not available; None if meminfo is missing or malformed.
 
     Available memory is the kernel's estimate of the memory that can be allocated without swapping. Free
-    memory alone would count the page cache as used.
+    memory alone would count the page cache as used. If meminfo has no such estimate, or one that cannot be
+    right, psutil computes one.
     """
+    total, available = _memory(try_read(f"{proc}/meminfo", MEMINFO_BYTES) or b"")
+    if not 0 < available <= total:
+        total, available = _memory_by_psutil(proc)
+    return 100.0 * (total - available) / total if total > 0 else None
+
+
+def _memory(meminfo: bytes) -> tuple[int, int]:
+    """Return the total and the available memory; 0 if unknown."""
+    found = {b"MemTotal": 0, b"MemAvailable": 0}
+    for line in meminfo.splitlines():
+        name, _, rest = line.partition(b":")
+        number = rest.strip().removesuffix(b" kB")
+        if name in found and _is_number(number):
+            found[name] = int(number)
+    return found[b"MemTotal"], found[b"MemAvailable"]
+
+
+def _memory_by_psutil(proc: str) -> tuple[int, int]:
+    # Imported here, because it takes 0.9 MB, and meminfo has the estimate on every current kernel.
+    import psutil
+
     psutil.PROCFS_PATH = proc  # process-wide: only the agent's host sensor uses psutil
     try:
         found = psutil.virtual_memory()
     except (OSError, KeyError, IndexError, ValueError):  # no such file, or not in the kernel's format
-        return None
-    return 100.0 * (found.total - found.available) / found.total if found.total > 0 else None
+        return 0, 0
+    return found.total, found.available
 
 
 def files_used(file_nr: bytes) -> float | None:
@@ -86,7 +109,7 @@ def _parsed(parse: Callable[..., float | None], *files: str) -> Figure:
 
 
 def _load(loadavg: bytes) -> float | None:
-    return load_per_core(loadavg, psutil.cpu_count() or 1)
+    return load_per_core(loadavg, os.cpu_count() or 1)
 
 
 FIGURES: Mapping[str, Figure] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from nodeagent import model
@@ -75,8 +74,8 @@ def _key_mistakes(table: dict[str, Any]) -> list[str]:
     known = (*needed, ENDS) if ENDS in table else (*needed, ENDS, *RECURS)
     for key in table:
         if key not in known:
-            near = get_close_matches(key, known, 1)
-            wrong.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
+            near = validation.close_match(key, known)
+            wrong.append(f"{key}: unknown key" + (f"; did you mean {near}?" if near else ""))
     return wrong
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -133,9 +132,17 @@ def key_of(*parts: str) -> str:
     return ".".join(shown)
 
 
+def close_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to `name`; None if none is similar enough."""
+    import difflib  # here, because it is only needed for messages, and an agent that serves stays smaller
+
+    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
+
+
 def near_miss(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
-    near = get_close_matches(name[:MAX_KEY], names, n=1) or [each for each in names if name and name in each]
+    close = close_match(name[:MAX_KEY], names)
+    near = [close] if close else [each for each in names if name and name in each]
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -44,7 +44,8 @@ def listen(host: str, port: int, answer_s: float = ANSWER_S, *, asks: bool = Tru
         HeldByOther: An address is in use, and a later call may succeed.
         OSError: An address is in use by a healthy agent, or is not local.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # As bytes, because Python would load tables for international names (0.2 MB) to encode text.
+    found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     with ExitStack() as opened:
         sockets: list[socket.socket] = []
         for family, address in dict.fromkeys((each[0], each[4]) for each in found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from nodeagent.sensing.small_files import exists, list_names, parse_number, pars
 from nodeagent.sensing.sweep import CachedList, Reading
 from nodeagent.sysfs.departures import Hardware, KnownHardware, works_elsewhere
 
-MAX_INTERFACES = 256  # read at a time; those that have been up come first
+# Read at a time. If there are more, half of them are read every time, and all others in turn.
+MAX_INTERFACES = 256
 MAX_REMEMBERED = 512
 UP, DOWN = 0.0, 1.0
 IFF_UP = 0x1  # linux/if.h: administratively up
@@ -28,6 +30,7 @@ class NetInterface:
     name: str
     key: str  # its device, and which of the device's ports it is; "" if that cannot be read
     home: str  # see `departures.Hardware`
+    has_rdma: bool = False  # InfiniBand or RoCE: training may depend on it
 
     @property
     def entity(self) -> str:
@@ -54,28 +57,47 @@ class NetworkInterfaces:
         self.known = KnownHardware(known)
         self._base = f"{root}/class/net"
         self._listing = CachedList(lambda: physical_interfaces(self._base))
-        self._unread = 0
+        self._last: dict[str, str] = {}  # by check: the last interface that was read in turn
+        self._read: set[str] = set()  # the listed interfaces that have been read
+        self._unread = 0  # how many of the listed interfaces have not
         self._were_up = _remembered(remembered)
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
-        # The sort is stable, so the order of the names decides among the others.
-        listed = sorted(self._listing.at(now_s), key=lambda each: each.name not in self._were_up)
-        found, unread = listed[:MAX_INTERFACES], listed[MAX_INTERFACES:]
-        self._unread = len(unread)
+        listed = self._listing.at(now_s)
         readings: list[Reading] = []
         if "net_down" in due:
-            readings += self._states(found, unread)
-        for each in found if "net_carrier" in due else ():
+            found = self._in_turn("net_down", listed)
+            self._read &= {each.name for each in listed}
+            self._read |= {each.name for each in found}
+            self._unread = len(listed) - len(self._read)
+            readings += self._states(found, listed)
+        for each in self._in_turn("net_carrier", listed) if "net_carrier" in due else ():
             changes = parse_number(try_read(f"{self._base}/{each.name}/carrier_changes"))
             if changes is not None:
                 readings.append(Reading("net_carrier", each.entity, float(changes)))
         return readings
 
+    def _in_turn(self, check: str, listed: Sequence[NetInterface]) -> Sequence[NetInterface]:
+        """Return the interfaces to read now for a check.
+
+        If there are too many, those of RDMA adapters and those that have been up are preferred.
+        """
+        if len(listed) <= MAX_INTERFACES:
+            return listed
+        ordered = sorted(listed, key=lambda each: (not each.has_rdma, each.name not in self._were_up))
+        always, others = ordered[: MAX_INTERFACES // 2], ordered[MAX_INTERFACES // 2 :]
+        others.sort(key=lambda each: each.name)
+        at = bisect_right(others, self._last.get(check, ""), key=lambda each: each.name)
+        turn = [*others[at:], *others[:at]][: MAX_INTERFACES - len(always)]
+        self._last[check] = turn[-1].name
+        return [*always, *turn]
+
     def left_out(self) -> tuple[Omission, ...]:
-        """Return how many interfaces are not read; without interfaces, no check is left out."""
+        """Return how many interfaces have not been read yet; without interfaces, no check is left out."""
         if not self._unread:
             return ()
-        return (Omission("net_down", f"{self._unread} interfaces beyond the first {MAX_INTERFACES}"),)
+        why = f"{self._unread} interfaces have not been read yet: {MAX_INTERFACES} are read at a time"
+        return (Omission("net_down", why),)
 
     def remembered(self) -> list[Any]:
         """Return the interfaces that were up, as JSON."""
@@ -89,11 +111,10 @@ class NetworkInterfaces:
         self.known.forget(entity)
         self._were_up = {each: None for each in self._were_up if entity and f"net/{each}" != entity}
 
-    def _states(self, found: Sequence[NetInterface], unread: Sequence[NetInterface]) -> list[Reading]:
-        present = {each.entity: Hardware(each.key, each.home, None) for each in unread}
+    def _states(self, found: Sequence[NetInterface], listed: Sequence[NetInterface]) -> list[Reading]:
+        present = {each.entity: Hardware(each.key, each.home, None) for each in listed}
         states: list[Reading] = []
         for each in found:
-            present[each.entity] = Hardware(each.key, each.home, None)
             operstate = parse_text(try_read(f"{self._base}/{each.name}/operstate"))
             flags = parse_text(try_read(f"{self._base}/{each.name}/flags")) or ""
             if operstate is None or not _FLAGS.fullmatch(flags):
@@ -131,7 +152,8 @@ def physical_interfaces(base: str) -> tuple[NetInterface, ...]:
 def _interface(base: str, name: str) -> NetInterface:
     device = os.path.realpath(f"{base}/{name}/device")
     number, port = (parse_text(try_read(f"{base}/{name}/{each}")) for each in ("dev_port", "phys_port_name"))
-    return NetInterface(name, f"{device} {number} {port or ''}" if number else "", f"{device}/net")
+    key = f"{device} {number} {port or ''}" if number else ""
+    return NetInterface(name, key, f"{device}/net", exists(f"{device}/infiniband"))
 
 
 def _remembered(raw: object) -> dict[str, None]:

@@ -134,14 +134,14 @@ def test_a_disk_that_hangs_while_requests_are_read_is_no_hung_driver(monkeypatch
         watched = SensorThread(
             FittedSensor(Counting(""), reads_state=reads_state), Inbox(shipped()), lambda: 1.0
         )
-        [found] = stuck_calls([watched], set(), 1.0)
+        [found] = stuck_calls([watched], [watched.status()], set(), 1.0)
         assert (found.check, found.entity) == (check, "sensor/operator")
 
 
 def test_a_call_that_does_not_return_is_reported_with_its_duration() -> None:
     reported: set[str] = set()
     with in_a_long_call(Blocking()) as watched:
-        (seen,) = stuck_calls([watched], reported, 5.0)
+        (seen,) = stuck_calls([watched], [watched.status()], reported, 5.0)
         assert (seen.check, seen.entity, seen.text) == ("sensor_stuck", "sensor/blocking", "")
         assert seen.value >= LONG_S
         assert reported == {"blocking"}
@@ -163,7 +163,7 @@ def test_a_slow_sweep_that_progresses_is_not_stuck() -> None:
     sensor = Marking()
     with in_a_long_call(sensor) as watched:
         sensor.progress.mark("nvmlDeviceGetTotalEccErrors", "0000:3b:00.0")
-        assert list(stuck_calls([watched], set(), 5.0)) == []
+        assert list(stuck_calls([watched], [watched.status()], set(), 5.0)) == []
         assert watched.status().call_s >= LONG_S  # the report shows that the sweep is slow
 
 
@@ -172,12 +172,12 @@ def test_a_driver_call_that_does_not_return_is_named() -> None:
     with in_a_long_call(sensor) as watched:
         since = time.monotonic() - LONG_S / 2
         sensor.progress.marked = ("nvmlDeviceGetTotalEccErrors", "0000:3b:00.0", since)
-        (seen,) = stuck_calls([watched], reported, 5.0)
+        (seen,) = stuck_calls([watched], [watched.status()], reported, 5.0)
         assert seen.text == "in nvmlDeviceGetTotalEccErrors of 0000:3b:00.0"
         assert watched.status().why == "a call has not returned: nvmlDeviceGetTotalEccErrors of 0000:3b:00.0"
         assert LONG_S / 2 <= seen.value < LONG_S
         sensor.progress.mark("nvmlDeviceGetTotalEccErrors", "0000:4b:00.0")
-        (seen,) = stuck_calls([watched], reported, 6.0)
+        (seen,) = stuck_calls([watched], [watched.status()], reported, 6.0)
         assert (seen.value, seen.text) == (0.0, "")
 
 
@@ -185,5 +185,5 @@ def test_a_mark_of_an_earlier_call_says_nothing_about_this_one() -> None:
     sensor = Marking()
     sensor.progress.marked = ("nvmlShutdown", "", time.monotonic() - 2 * LONG_S)
     with in_a_long_call(sensor) as watched:
-        (seen,) = stuck_calls([watched], set(), 5.0)
+        (seen,) = stuck_calls([watched], [watched.status()], set(), 5.0)
         assert (seen.value >= LONG_S, seen.text) == (True, "")

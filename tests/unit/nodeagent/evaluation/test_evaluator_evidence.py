@@ -251,6 +251,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "recurring": [],
         "moments": [],
         "boots": [],
+        "marks": [],
         "ended": [],
         "gone": [],
         "devices": [],

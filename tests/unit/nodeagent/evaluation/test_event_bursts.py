@@ -6,17 +6,19 @@ import json
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.evaluation.bursts import (
     GAP_S,
-    MAX_BOOTS,
     MAX_BURSTS,
+    MAX_MARKS,
     Burst,
     EventBursts,
+    TimeOff,
     join_burst,
-    thinned_boots,
+    thinned_marks,
     union_bursts,
-    window_start_s,
 )
 from nodeagent.evaluation.events import all_overridden, driver_verdict, sends_verdict
 from nodeagent.model import Action, Level
@@ -57,7 +59,28 @@ def test_bursts_within_three_minutes_of_each_other_are_one(
     ],
 )
 def test_the_time_while_the_node_was_off_extends_a_window(off: list[Burst], expected: float) -> None:
-    assert window_start_s(900, 1000, off) == expected
+    assert TimeOff(off).window_start_s(900, 1000) == expected
+
+
+PERIODS = st.lists(st.integers(0, 60), max_size=12, unique=True).map(
+    lambda times: [(float(a), float(b)) for a, b in zip(*[iter(sorted(times))] * 2, strict=False)]
+)
+
+
+@given(PERIODS, st.integers(-5, 60), st.integers(1, 20))
+def test_a_window_and_a_hold_time_are_as_long_as_the_node_ran(
+    off: list[Burst], at_s: int, for_s: int
+) -> None:
+    start_s, end_s = TimeOff(off).window_start_s(at_s - for_s, at_s), TimeOff(off).held_until_s(at_s, for_s)
+    assert ran(off, start_s, at_s) == for_s
+    assert ran(off, at_s, end_s) == for_s
+    assert all(not last_s < start_s < boot_s for last_s, boot_s in off), "a window starts while it runs"
+    assert all(not last_s < end_s <= boot_s for last_s, boot_s in off), "a hold time ends while it runs"
+
+
+def ran(off: list[Burst], from_s: float, until_s: float) -> float:
+    """Return how long a node ran in a period."""
+    return until_s - from_s - sum(max(0.0, min(until_s, b) - max(from_s, a)) for a, b in off)
 
 
 def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> None:
@@ -68,13 +91,13 @@ def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> N
 
 
 def test_boots_that_separate_no_two_events_of_a_kind_are_merged_before_those_that_do() -> None:
-    boots = [(100.0 * n - 10, 100.0 * n) for n in range(1, MAX_BOOTS + 4)]
-    signs_s = [100.0 * n + 50 for n in range(MAX_BOOTS + 4)]  # one in each life
+    boots = [(100.0 * n - 10, 100.0 * n) for n in range(1, MAX_MARKS + 4)]
+    signs_s = [100.0 * n + 50 for n in range(MAX_MARKS + 4)]  # one in each life
     pairs = [(50.0, 150.0), (150.0, 450.0), (350.0, 450.0)]  # the boots at 100 and at 400 do
-    thinned = thinned_boots(boots, signs_s, lambda _: pairs)
+    thinned = thinned_marks(boots, signs_s, lambda _: pairs)
     assert thinned == [(90.0, 100.0), (190.0, 400.0), (490.0, 600.0), *boots[6:]]
-    assert len(thinned) == MAX_BOOTS
-    oldest = thinned_boots(boots, signs_s, lambda _: pairwise(signs_s))  # all boots do
+    assert len(thinned) == MAX_MARKS
+    oldest = thinned_marks(boots, signs_s, lambda _: pairwise(signs_s))  # all boots do
     assert oldest == [(360.0, 400.0), *boots[4:]]
 
 

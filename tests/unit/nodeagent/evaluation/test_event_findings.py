@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.bursts import EventBursts, TimeOff
 from nodeagent.evaluation.events import EndMarks, event_finding
 from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.loading import shipped
@@ -379,8 +379,12 @@ REPLACE = (Level.UNHEALTHY, Action.REPLACE)
         ([100, 3700], EndMarks(), REPLACE),  # what ended it was not seen
         ([100, 1000, 9000], EndMarks(), REPLACE),
         ([100, 9 * DAY_S], EndMarks(boots=[8 * DAY_S]), REBOOT),
-        ([100, 9 * DAY_S], EndMarks(boots=[8 * DAY_S], off=[(160, 8 * DAY_S)]), REPLACE),
-        ([100, 3000 + DAY_S], EndMarks(off=[(500, 500 + DAY_S)]), REBOOT),  # no long silence while it ran
+        ([100, 9 * DAY_S], EndMarks(boots=[8 * DAY_S], off=TimeOff([(160, 8 * DAY_S)])), REPLACE),
+        (
+            [100, 3000 + DAY_S],
+            EndMarks(off=TimeOff([(500, 500 + DAY_S)])),
+            REBOOT,
+        ),  # no long silence while it ran
     ],
 )
 def test_a_fault_recurs_only_after_its_remedy_or_a_long_silence(

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -94,3 +95,25 @@ def test_the_value_for_this_machine_agrees_with_its_meminfo() -> None:
 def test_the_lower_of_the_two_limits_of_process_ids_counts() -> None:
     assert resources.pids_used(b"0 0 0 1/50 9", b"4194304", b"100") == 50.0
     assert resources.pids_used(b"0 0 0 1/50 9", b"200", b"N/A") == 25.0
+
+
+@pytest.mark.parametrize(
+    ("available", "used"),
+    [
+        (b"MemAvailable:   250 kB\n", 75.0),
+        (
+            b"MemAvailable:  2000 kB\n",
+            40.0,
+        ),  # more than there is, as in some containers
+        (b"", 40.0),  # a kernel before 3.14
+    ],
+)
+def test_psutil_estimates_the_available_memory_if_the_kernel_does_not(
+    tmp_path: Path, available: bytes, used: float
+) -> None:
+    rest = b"MemTotal: 1000 kB\nMemFree: 600 kB\n"
+    rest += b"".join(
+        b"%b: 0 kB\n" % each for each in (b"Buffers", b"Cached", b"Shmem", b"Active", b"Inactive")
+    )
+    Procs(tmp_path).write("meminfo", rest + available)
+    assert resources.memory_used(str(tmp_path)) == used

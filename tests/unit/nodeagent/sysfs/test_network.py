@@ -10,7 +10,7 @@ from nodeagent.model import GONE, Observation
 from nodeagent.policy.loading import shipped
 from nodeagent.sysfs import network
 from nodeagent.sysfs.network import DOWN, UP, NetworkInterfaces, interface_state
-from tests.unit.nodeagent.sysfs.tree import BRIDGES, realistic
+from tests.unit.nodeagent.sysfs.tree import BRIDGES, Tree, realistic
 
 STATE = frozenset({"net_down"})
 
@@ -140,15 +140,63 @@ def test_an_interface_that_is_down_is_remembered_however_many_others_come_and_go
     assert len(interfaces.remembered()) == 3
 
 
-def test_interfaces_that_were_up_are_read_first_and_those_that_are_not_read_are_left_out(
+def many(root: Path, count: int) -> None:
+    """Create a node with this many interfaces, of which the last in the order of names has RDMA."""
+    tree = Tree(root)
+    for number in range(count):
+        path = tree.pci(f"0000:{number:02x}:00.0", "0x020000")
+        tree.net(f"eth{number}", f"0000:{number:02x}:00.0")
+        if number == count - 1:
+            (root / path / "infiniband").mkdir()
+
+
+@pytest.mark.parametrize("check", sorted(NetworkInterfaces.checks))
+def test_of_too_many_interfaces_half_are_read_every_time_and_all_others_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    monkeypatch.setattr(network, "MAX_INTERFACES", 4)
+    many(tmp_path, 9)
+    for number in range(7):
+        (tmp_path / f"class/net/eth{number}/operstate").write_text("down\n")
+    interfaces = NetworkInterfaces(str(tmp_path), ["eth7"])
+    sweeps = [{each.entity for each in interfaces.read(frozenset({check}), 5.0 * n)} for n in range(9)]
+    assert all(len(each) == 4 for each in sweeps)
+    assert set.intersection(*sweeps) == {"net/eth7", "net/eth8"}
+    for n in range(6):  # the other seven take four sweeps, at two a sweep
+        assert set.union(*sweeps[n : n + 4]) == {f"net/eth{number}" for number in range(9)}
+
+
+def test_a_failure_of_any_of_very_many_interfaces_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "MAX_INTERFACES", 1)
-    tree = realistic(tmp_path)
-    tree.write("class/net/ib1/operstate", "down")
-    interfaces = NetworkInterfaces(str(tmp_path), ["ib1"])
-    assert states(interfaces) == {"net/ib1": DOWN}
-    assert [each.why for each in interfaces.left_out()] == ["1 interfaces beyond the first 1"]
+    monkeypatch.setattr(network, "MAX_INTERFACES", 4)
+    many(tmp_path, 9)
+    evaluator, interfaces = Evaluator(shipped()), NetworkInterfaces(str(tmp_path), None)
+
+    def watch(from_s: float, until_s: float) -> None:
+        for at_s in range(int(from_s), int(until_s), 5):
+            for each in interfaces.read(STATE, float(at_s)):
+                evaluator.add(Observation(float(at_s), each.check, each.entity, "sysfs", each.value))
+
+    watch(0.0, 60.0)
+    for number in range(9):
+        (tmp_path / f"class/net/eth{number}/operstate").write_text("down\n")
+    watch(60.0, 240.0)
+    down = {each.entity for each in evaluator.findings(240.0) if each.check == "net_down"}
+    assert down == {f"net/eth{number}" for number in range(9)}
+
+
+def test_interfaces_that_have_not_been_read_yet_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "MAX_INTERFACES", 4)
+    many(tmp_path, 9)
+    interfaces = NetworkInterfaces(str(tmp_path), None)
+    unread = []
+    for at_s in (0.0, 5.0, 10.0, 15.0):
+        interfaces.read(STATE, at_s)
+        unread.append([each.why.split()[0] for each in interfaces.left_out()])
+    assert unread == [["5"], ["3"], ["1"], []]
 
 
 def test_a_request_to_forget_does_not_wait_for_a_later_failure_on_a_node_with_many_interfaces(

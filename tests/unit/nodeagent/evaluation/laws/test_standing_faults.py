@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.evaluation import growth
-from nodeagent.evaluation.bursts import MAX_BOOTS, MAX_BURSTS
+from nodeagent.evaluation.bursts import MAX_BURSTS, MAX_MARKS
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
+from nodeagent.kernel.nvidia_lines import parse_nvidia
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
 from nodeagent.policy.rules import Clears
@@ -35,9 +37,13 @@ def shown(*seen: Observation, now_s: float, made: Evaluator | None = None) -> li
     return [each for each in made.findings(now_s) if each.level > Level.HEALTHY]
 
 
-def said(*seen: Observation, now_s: float) -> tuple[Level, Action]:
-    worst = [(each.level, each.action) for each in shown(*seen, now_s=now_s)]
+def said_by(made: Evaluator, *seen: Observation, now_s: float) -> tuple[Level, Action]:
+    worst = [(each.level, each.action) for each in shown(*seen, now_s=now_s, made=made)]
     return max(worst, default=HEALTHY)
+
+
+def said(*seen: Observation, now_s: float) -> tuple[Level, Action]:
+    return said_by(Evaluator(shipped(), 575), *seen, now_s=now_s)
 
 
 # -- recurrence
@@ -157,7 +163,7 @@ def test_a_recurrence_that_a_boot_has_shown_stands_after_1100_boots_with_an_even
     [found] = [each for each in made.findings(at_s) if (each.code, each.entity) == (79, GPU)]
     assert (found.action, found.lasting, found.since_s) == (Action.REPLACE, True, 100.0)
     assert 120.0 in made._evidence.boots()
-    assert len(made._evidence.boots()) == MAX_BOOTS
+    assert len(made._evidence.boots()) == MAX_MARKS
     assert sum(until_s - from_s for from_s, until_s in made._evidence.off()) >= 1100 * 60.0 + 10.0
 
 
@@ -196,12 +202,101 @@ def test_a_limit_of_the_boots_makes_no_finding_milder_younger_or_shorter(
     lives: list[tuple[int, float]], off_s: float
 ) -> None:
     limited, unlimited, now_s = Evaluator(SHIPPED, 575), Evaluator(SHIPPED, 575), 1000.0
-    unlimited._evidence.thin_boots = lambda: None  # type: ignore[method-assign]
+    unlimited._evidence.thin_marks = lambda *_: None  # type: ignore[method-assign]
     for code, up_s in lives:
         seen = [xid(code, now_s + up_s / 2)] if code else []
         now_s += up_s + off_s
         for made in (limited, unlimited):
             shown(*seen, booted(now_s - off_s, now_s), now_s=now_s, made=made)
+        found = {each.code: each for each in limited.findings(now_s)}
+        for each in unlimited.findings(now_s):
+            same = found[each.code]
+            assert (same.level, same.action) >= (each.level, each.action)
+            assert same.since_s <= each.since_s
+            assert same.lasting >= each.lasting
+
+
+@pytest.mark.parametrize(("code", "action"), [(64, Action.REPLACE), (119, Action.REBOOT_NODE)])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("end", [mark("gpu_reset", 0.0), xid(154, 0.0, "none")], ids=["reset", "none"])
+def test_a_recurrence_that_a_reset_has_shown_stands_however_many_resets_follow(
+    code: int, action: Action, restarts: bool, end: Observation
+) -> None:
+    made, at_s = Evaluator(SHIPPED, 550), 1200.0
+    ends = [replace(end, at_s=at_s) for at_s in (0.0, 600.0, 1200.0)]
+    shown(*ends, xid(code, 300.0), xid(code, 900.0), now_s=at_s, made=made)
+    for n in range(2 * MAX_BURSTS):
+        at_s += 7200.0
+        made.add(replace(end, at_s=at_s))
+        if restarts and n % 50 == 49:
+            again = Evaluator(SHIPPED, 550)
+            again.load(json.loads(json.dumps(made.dump())))
+            made = again
+        [found] = [each for each in made.findings(at_s) if each.code == code]
+        assert (found.action, found.lasting, found.since_s) == (action, True, 300.0)
+    [(_, ends_kept)] = [
+        (name, each)
+        for event, variants in made._evidence.events.items()
+        for name, each in variants.items()
+        if event[1:] == (end.check, int(end.value))
+    ]
+    assert len(ends_kept.moments) == MAX_BURSTS
+
+
+@pytest.mark.parametrize(("code", "action"), [(64, Action.REPLACE), (119, Action.REBOOT_NODE)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_recurrence_stands_however_many_single_faults_follow(
+    code: int, action: Action, restarts: bool
+) -> None:
+    made, at_s = Evaluator(SHIPPED, 550), 1000.0
+    shown(xid(code, 300.0), mark("gpu_reset", 600.0), xid(code, at_s), now_s=at_s, made=made)
+    since_s = at_s
+    for n in range(2 * MAX_BURSTS):
+        at_s += 8 * DAY_S
+        shown(xid(code, at_s), mark("gpu_reset", at_s + 60.0), now_s=at_s + DAY_S, made=made)
+        if restarts and n % 50 == 49:
+            again = Evaluator(SHIPPED, 550)
+            again.load(json.loads(json.dumps(made.dump())))
+            made = again
+        [found] = [each for each in made.findings(at_s + DAY_S) if each.code == code]
+        assert (found.action, found.lasting) == (action, True)
+        assert found.since_s <= since_s
+        since_s = found.since_s
+    ends = mark("boot" if action is Action.REBOOT_NODE else "replaced", at_s + 2 * DAY_S)
+    assert not shown(ends, now_s=at_s + 3 * DAY_S, made=made)
+
+
+def test_a_recurrence_on_a_gpu_of_unknown_model_is_not_forgotten() -> None:
+    """The driver may not answer for a broken GPU. For one model, a boot would end the first of two faults."""
+    made = Evaluator(SHIPPED, 550)
+    seen = (xid(64, 100.0), mark("gpu_reset", 200.0), xid(64, 1000.0), mark("boot", 1100.0))
+    for now_s in (2000.0, 40 * DAY_S):
+        assert said_by(made, *seen, now_s=now_s) == REPLACE
+        made.forget(now_s - FORGET_S)
+        assert said_by(made, now_s=now_s) == REPLACE
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([64, 119, 95, 31, 79, 0]), st.sampled_from([2.0, 100.0, 240.0, 1700.0, 4000.0]),
+            st.sampled_from(["gpu_reset", "gpu_reset", "gpu_reset", "none"]),
+        ),
+        min_size=MAX_BURSTS + 2, max_size=2 * MAX_BURSTS,
+    ),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_limit_of_the_resets_makes_no_finding_milder_younger_or_shorter(
+    steps: list[tuple[int, float, str]],
+) -> None:
+    limited, unlimited, now_s = Evaluator(SHIPPED, 550), Evaluator(SHIPPED, 550), 1000.0
+    unlimited._evidence.thin_marks = lambda *_: None  # type: ignore[method-assign]
+    for code, for_s, end in steps:
+        seen = [xid(code, now_s + for_s / 2)] if code else []
+        now_s += for_s
+        seen.append(xid(154, now_s, "none") if end == "none" else mark(end, now_s))
+        for made in (limited, unlimited):
+            shown(*seen, now_s=now_s, made=made)
         found = {each.code: each for each in limited.findings(now_s)}
         for each in unlimited.findings(now_s):
             same = found[each.code]
@@ -375,6 +470,20 @@ def test_an_event_without_details_is_a_double_only_near_an_event_with_details() 
     assert (found.lasting, found.last_s) == (True, 7100.0), "they follow the reset"
     doubles = [xid(149, 0.1, source="nvml-events"), detailed, mark("gpu_reset", 60.0)]
     assert said(*doubles, now_s=661.0) == HEALTHY
+
+
+def test_the_further_lines_of_an_sxid_do_not_count_beside_the_line_that_names_its_severity() -> None:
+    def seen(at_s: float, text: str) -> Observation:
+        [fact] = parse_nvidia(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, {text}")
+        return fact.at(at_s, "kmsg")
+
+    first = seen(0.0, "Non-fatal, Link 27 LTSSM Fault Up")
+    further = seen(0.001, "Severity 0 Engine instance 27 Sub-engine instance 00")
+    [found] = shown(first, further, now_s=1.0)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.NONE)
+    alone = seen(20.0, "Severity 0 Engine instance 27 Sub-engine instance 00")
+    [found] = shown(first, further, alone, now_s=21.0)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.CONTACT_SUPPORT)
 
 
 def test_a_line_with_details_hides_no_earlier_event_without_them() -> None:
