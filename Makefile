@@ -27,9 +27,10 @@ UNIT := tests/unit/holdfast tests/unit/nodeagent --ignore=$(KERNEL)
 OTHER_UNIT := $(filter-out $(UNIT) %/__init__.py %/__pycache__,$(wildcard tests/unit/*)) $(KERNEL)
 # The other tests run in three processes that take about the same time. They mostly wait, so two processes would leave
 # half a core idle.
-BROKEN_RUNS := tests/local/recovery tests/local/detection tests/crash tests/healthy
-LOOPS := tests/local/loops tests/simulation
-OTHER_RUNS := $(filter-out $(BROKEN_RUNS) $(LOOPS) %/scripts,$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py)))
+BROKEN_RUNS := tests/local/recovery tests/local/detection tests/local/own_parts tests/local/supervisors
+SCRIPTS := tests/local/loops tests/healthy tests/crash
+OTHER_RUNS := $(filter-out $(BROKEN_RUNS) $(SCRIPTS),$(patsubst %/__init__.py,%,$(wildcard tests/local/*/__init__.py))) \
+    tests/simulation
 # The cluster tests of the Kubernetes API mostly wait, and do not need Holdfast to be installed.
 CLUSTER_API := tests/cluster/api
 CLUSTER_NODES := tests/cluster/nodes
@@ -123,7 +124,7 @@ test: setup ## run all tests; cluster tests only if KUBECONFIG names a cluster (
 	@$(say) "unit tests and torch tests, in two processes"
 	@$(call at_once,$(UNIT) tests/torch tests/docs tests/gpu,$(OTHER_UNIT),,--hypothesis-profile=thorough)
 	@$(say) "crashes of writers, simulated runs, local tests, in three processes"
-	@$(call at_once,$(BROKEN_RUNS),$(LOOPS),$(OTHER_RUNS),--hypothesis-profile=thorough)
+	@$(call at_once,$(BROKEN_RUNS),$(SCRIPTS),$(OTHER_RUNS),--hypothesis-profile=thorough)
 	@if [ -z "$${KUBECONFIG:-}" ]; then $(say) "skipped: tests/cluster, because KUBECONFIG does not name a cluster"; \
 	elif ! kubectl get --raw=/readyz --request-timeout=10s >/dev/null 2>&1; then \
 	    $(say) "skipped: tests/cluster, because the cluster in $$KUBECONFIG does not respond"; \

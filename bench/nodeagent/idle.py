@@ -45,7 +45,7 @@ def measure(seconds: float, gpus: int = 8) -> Rest:
             [*command, "--state-dir", folder], env=environment, stdout=subprocess.DEVNULL
         )
         try:
-            time.sleep(SETTLE_S)
+            time.sleep(min(SETTLE_S, 5 * seconds))
             wakes_per_s = _wakes_per_s(agent.pid)
             sleeper = subprocess.Popen([sys.executable, "-c", _SLEEPER, str(1 / wakes_per_s)])
             try:

@@ -233,7 +233,10 @@ class Run:
 
     def interrupt_again(self) -> None:
         """Signal `holdfast run` when it no longer takes the signal for a repetition of the last one."""
-        time.sleep(selector_loop.REPEAT_S + 0.5)
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # if the run ends by itself, there is nothing to wait for
+            self.process.wait(selector_loop.REPEAT_S + 0.5)
         self.interrupt()
 
     def kill(self) -> None:

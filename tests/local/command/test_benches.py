@@ -19,7 +19,7 @@ SMALLEST = {
     "frozen": "--frozen 20M --seconds 1 --repeats 1 --evict 1",
     "transfer": "--rounds 1 --state 10M",
     "sharing": "--rounds 1 --state 256M --rate 400M",
-    "nodeagent": "--events 5 --rest 1 --days 1",
+    "nodeagent": "--events 5 --rest 1 --days 0.1",
     "quarantine": "--nodes 50 --days 20",
     "scale": "--jobs 2 --members 4 --seconds 4",
     "soak": "--minutes 0.2 --gap 2",

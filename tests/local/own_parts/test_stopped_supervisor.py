@@ -141,7 +141,7 @@ def test_a_signal_that_nohup_ignores_does_not_stop_the_run(start: Start) -> None
     assert run.stop().code == 130
 
 
-STEPS = 1500
+STEPS = 800
 
 
 def taken_over(supervisor: int, path: Path) -> int:
