@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.evaluation.bursts import TimeOff
+from nodeagent.evaluation.bursts import MAX_BURSTS, TimeOff
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.evidence import Event
 from nodeagent.evaluation.judging import Judge
@@ -50,23 +50,26 @@ def test_a_line_about_the_node_causes_no_evaluation_of_other_events(monkeypatch:
     assert judged == [(NODE, LINE, 0)]
 
 
+@pytest.mark.parametrize("boots", [256, 1024])
 @pytest.mark.parametrize("seen", [xid(CODES[0], 0.0), line(0.0)], ids=["xid", "node"])
-def test_the_work_for_one_line_grows_no_faster_than_the_number_of_boots(
-    monkeypatch: pytest.MonkeyPatch, seen: Observation
+def test_the_work_for_one_line_is_proportional_to_the_bursts_of_its_event(
+    monkeypatch: pytest.MonkeyPatch, boots: int, seen: Observation
 ) -> None:
-    asked = Counter[int]()
-    for boots in (256, 512):
-        made, now_s = looping(boots)
-        for name in ("window_start_s", "held_until_s"):
-            method = getattr(TimeOff, name)
+    made, now_s = looping(boots)
+    asked = Counter[str]()
 
-            def counted(self: TimeOff, *args: float, method: object = method, boots: int = boots) -> float:
-                asked[boots] += 1
-                return method(self, *args)  # type: ignore[operator, no-any-return]
+    def count(name: str) -> None:
+        method = getattr(TimeOff, name)
 
-            monkeypatch.setattr(TimeOff, name, counted)
-        made.add(Observation(now_s + 1.0, seen.check, seen.entity, "kmsg", seen.value))
-        made.findings(now_s + 1.0)
-        monkeypatch.undo()
-    assert asked[512] <= 2.2 * asked[256]
-    assert asked[512] <= 4 * 512
+        def counted(self: TimeOff, *args: float) -> float:
+            asked[name] += 1
+            found: float = method(self, *args)
+            return found
+
+        monkeypatch.setattr(TimeOff, name, counted)
+
+    count("window_start_s")
+    count("held_until_s")
+    made.add(Observation(now_s + 1.0, seen.check, seen.entity, "kmsg", seen.value))
+    made.findings(now_s + 1.0)
+    assert asked.total() <= 16 * MAX_BURSTS
