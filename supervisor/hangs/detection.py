@@ -122,13 +122,14 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     waiting = [each for each in watch.ranks if each.role == evidence.WAITS]
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
     left = [rank for rank in reports.ranks(view) if reports.has_finished(rank)]
-    if not rest and left:
+    early = group_reports.early_stalls(view)
+    # An early rank may wait for its device, which computes. `abandoned` detects waits for a rank that left.
+    if not rest and left and not early:
         return certain_hangs.partner_left(view, left[0], waiting)
     ahead = _ranks_ahead(view, rest)
     holding = [each for each in rest if each.rank not in ahead]
     # `holding` may contain a rank whose process is gone but whose launcher has not reported the exit yet.
     locked = [each for each in holding if each.role == evidence.LOCKED]
-    early = group_reports.early_stalls(view)
     at_floor = policy.hang_floor_s > 0 and all(each.begun for each in watch.ranks)
     if at_floor and not early:
         return stall_limits.at_floor(view, holding or waiting)

@@ -33,7 +33,7 @@ RUNS = {
     ),
     "--nproc-per-node 2": (
         "late_first_batch", "evaluates", "recompiles", "new_workers", "collects_garbage", "accumulates",
-        "torch_saves", "varies",
+        "torch_saves", "varies", "evaluates_last",
     ),
     "--members 2 --checkpoint-every 0": ("waits",),
 }  # fmt: skip

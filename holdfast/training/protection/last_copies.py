@@ -96,7 +96,8 @@ class LastCopies:
         """
         self._tails_ended += 1  # before the check, so that one of the two threads makes the copy
         if self._was_refused and self._copies:
-            self._was_refused = not self._copy_whole(time.monotonic() + self._wait_s).whole
+            give_up_at = time.monotonic() + self._wait_s
+            self._was_refused = not self._copy_whole(give_up_at, is_tail_over=True).whole
 
     def before_write(self) -> None:
         """Copy the state while it is whole, because the optimizer is about to write bad numbers into it."""
@@ -127,10 +128,11 @@ class LastCopies:
     def _refusal(self, step: int, why: str) -> SecureAnswer:
         return SecureAnswer(self._rank.number, step, False, why)
 
-    def _copy_whole(self, give_up_at: float) -> SecureAnswer:
+    def _copy_whole(self, give_up_at: float, *, is_tail_over: bool = False) -> SecureAnswer:
         """Copy the state that is whole on the device. If no state is whole, wait for one until `give_up_at`.
 
-        If the copy fails, the answer gives the reason.
+        If the copy fails, the answer gives the reason. With `is_tail_over`, the script changes nothing more
+        before its next step.
         """
         try:
             while (whole := self._gate.wait_for_whole_state(give_up_at - time.monotonic())) is not None:
@@ -138,7 +140,7 @@ class LastCopies:
                     self._numbers.report_unchecked(bad)
                     return self._refusal(whole.step, bad.spoilt())
                 try:
-                    return self._copy(whole)
+                    return self._copy(whole, is_tail_over)
                 except WrittenDuringCopy:
                     if time.monotonic() > give_up_at:
                         break
@@ -146,7 +148,7 @@ class LastCopies:
             return self._refusal(self._committed.step, str(error))
         return self._refusal(self._committed.step, _INSIDE)
 
-    def _copy(self, whole: WholeState) -> SecureAnswer:
+    def _copy(self, whole: WholeState, is_tail_over: bool) -> SecureAnswer:
         number, step, committed, snapshots = self._rank.number, whole.step, self._committed, self._snapshots
         with snapshots.copying:
             snapshots.end_transfer()
@@ -158,7 +160,7 @@ class LastCopies:
                 return self._refusal(step, "between two steps")
             if step == snapshots.voided:
                 return self._refusal(step, "changed after its commit")
-            if since is not None and snapshots.defers and committed.in_tail:
+            if since is not None and snapshots.defers and committed.in_tail and not is_tail_over:
                 return self._refusal(step, "during work after a commit, which may change the state")
             if since is not None and (what := committed.changed(since)) is not None:
                 return self._refusal(step, what)

@@ -72,6 +72,14 @@ def evaluates(here: Training) -> None:
         evaluate(here)
 
 
+def evaluates_last(here: Training) -> None:
+    """Wait for a device after the last step, when the other rank has ended. There may be no device here."""
+    if here.rank == 0:
+        names: dict[str, Any] = {"wait": time.sleep}
+        exec(compile("def synchronize(s):\n    wait(s)\n", torch.cuda.__file__, "exec"), names)
+        names["synchronize"](SECONDS)
+
+
 def sleeps(here: Training) -> None:
     """Wait for an evaluation that runs elsewhere."""
     if here.rank == 0:
@@ -230,6 +238,7 @@ def waits(here: Training) -> None:
 AGAIN = {"logs": 4, "new_workers": 2}  # repetitions; all others occur once
 STEPS_OF = {"varies": 100, "waits": 10**9}  # consecutive steps with the habit; all others take one
 FIRST = {"late_first_batch"}  # habits that begin in the first step
+LAST = {"evaluates_last"}  # habits of the last step
 # Before the forward pass; all others follow the commit.
 IN_STEP = {
     "accumulates",
@@ -246,7 +255,7 @@ def main() -> None:
         for name in sys.argv[2:]
         for _ in range(AGAIN.get(name, 1))
     ]
-    total = sum(steps + calm for _, steps, calm in plan) + CALM
+    total = sum(steps + calm for _, steps, calm in plan) + (CALM if plan[-1][0] not in LAST else 0)
     begins = 0
     at: dict[int, str] = {}
     for name, steps, calm in plan:

@@ -951,8 +951,14 @@ def other_weights(script: Script) -> Iterator[None]:
         each.data.copy_(old)
 
 
-def test_a_copy_that_is_refused_during_a_tail_is_made_before_the_tail_counts_as_over(memory: Path) -> None:
-    """The supervisor waits only until the tail is over, and a rank without peers makes no further step."""
+@pytest.mark.parametrize("defers", [False, True])
+def test_a_copy_that_is_refused_during_a_tail_is_made_before_the_tail_counts_as_over(
+    memory: Path, defers: bool
+) -> None:
+    """The supervisor waits only until the tail is over, and a rank without peers makes no further step.
+
+    With `defers`, the script has changed its state in the tail of the step before.
+    """
     held: list[set[int]] = []
     session = supervised(memory, SELDOM)
     script = Script(session)
@@ -962,6 +968,7 @@ def test_a_copy_that_is_refused_during_a_tail_is_made_before_the_tail_counts_as_
         script.state.commit(loss=script.step())
         if script.state.step < 5:
             continue
+        kept.snapshots.defers = defers
         with other_weights(script):
             answer = kept.snapshot_just_in_time(session.generation)
         assert not answer.whole
