@@ -16,6 +16,8 @@ import hashlib
 import logging
 import os
 import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -80,6 +82,7 @@ AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
 # long. If it were refused, the member would try again only after up to a second.
 HELD_S = 4.0
 MAX_HELD = 2048  # requests that wait
+BRIEF_S = 60.0  # the age of a process that loses the Lease, from which on it begins again by itself
 SHUTDOWN_S = 1.0  # the limit for disconnecting the members, which then connect to the next supervisor
 
 
@@ -383,7 +386,7 @@ async def serve(measured: event_loop.Lag) -> None:
             log.info("ends")
         except LeaseLost as error:
             log.error("the lease is lost", extra={"error": str(error)})
-            raise SystemExit(1) from None
+            raise
         finally:
             listener.close()
             await supervisor.events.flush(1.0)
@@ -475,8 +478,20 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 
 
 def main() -> int:
+    """Serve until SIGTERM. If the lease is lost, begin again as a replica that waits for it.
+
+    A new program replaces this one, so nothing of the lost term is left. If the container ended instead, the
+    kubelet would wait for up to five minutes before it starts the next one, and nobody could take over from
+    the new leader. A term that has ended within `BRIEF_S` is no accident, so the container ends then.
+    """
     logs.setup()
     event_loop.limit_tls_buffers()
     gc.disable()
-    event_loop.run(serve)
+    began_s = time.monotonic()
+    try:
+        event_loop.run(serve)
+    except LeaseLost:
+        if time.monotonic() - began_s < BRIEF_S:
+            return 1
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0

@@ -34,6 +34,8 @@ DRAIN_S = 120.0
 CALM_S = 15.0  # how long the job is watched after a leader has been killed
 PRIORITY = "holdfast-bench"
 PREEMPTOR = "preemptor"
+SUPERVISOR = "holdfast-supervisor"
+REPLICAS_S = 320.0  # the kubelet waits for up to 300 s before it starts a container again
 
 
 class FaultyCluster:
@@ -55,6 +57,8 @@ class FaultyCluster:
 
     def kill(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> None:
         """Kill a member's node, and start it again after the job trains."""
+        if with_leader:
+            self._await_replicas()
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=with_leader)
         kind = node_report.KILL_LEADER if node == self.leader_node() else node_report.KILL
@@ -86,6 +90,8 @@ class FaultyCluster:
 
     def cut(self, job: DisturbedJob, number: int, *, with_leader: bool = False) -> None:
         """Cut off a member's node for `CUT_S`."""
+        if with_leader:
+            self._await_replicas()
         before = job.ready()
         rank, node = self._victim(job, number, with_leader=with_leader)
         kind = node_report.CUT_LEADER if node == self.leader_node() else node_report.CUT
@@ -171,6 +177,15 @@ class FaultyCluster:
         name = leader(self._cluster)
         pod = self._cluster.read(f"/api/v1/namespaces/{SYSTEM}/pods/{name}") if name else {}
         return str((pod.get("spec") or {}).get("nodeName") or "")
+
+    def _await_replicas(self) -> None:
+        """Wait until all replicas of the supervisor are ready. After a fault, the kubelet may start one late."""
+        found = self._cluster.read(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{SUPERVISOR}")
+        ready = f"--for=jsonpath={{.status.readyReplicas}}={found['spec']['replicas']}"
+        limit = f"--timeout={REPLICAS_S:.0f}s"
+        self._cluster.kubectl(
+            "wait", ready, f"deployment/{SUPERVISOR}", "-n", SYSTEM, limit, limit_s=REPLICAS_S + 10
+        )
 
     def _victim(self, job: DisturbedJob, number: int, *, with_leader: bool | None) -> tuple[int, str]:
         """Return the rank to disturb, and its node."""

@@ -37,7 +37,7 @@ from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
 from supervisor.kubernetes.leadership import Leadership, SilentLeader
-from supervisor.kubernetes.lease import LeaseLock, boot_s
+from supervisor.kubernetes.lease import LeaseLock, LeaseLost, boot_s
 from supervisor.kubernetes.own_pod import OwnPod
 from supervisor.kubernetes.replicas import PATH
 from supervisor.observability import cluster_metrics
@@ -786,3 +786,26 @@ async def test_cycles_are_freed_although_automatic_passes_are_off(
         await event_loop.end([collecting])
         if was_enabled:
             gc.enable()
+
+
+@pytest.mark.parametrize("age_s", [main.BRIEF_S - 1, main.BRIEF_S + 1])
+def test_a_supervisor_that_loses_the_lease_begins_again_in_its_container_unless_it_is_young(
+    monkeypatch: pytest.MonkeyPatch, age_s: float
+) -> None:
+    """The kubelet would wait for up to five minutes, in which nobody could take over from the new leader."""
+    now_s = 100.0
+    replaced: list[tuple[Any, ...]] = []
+
+    def lose(_: object) -> None:
+        nonlocal now_s
+        now_s += age_s
+        raise LeaseLost("another leads")
+
+    monkeypatch.setattr("supervisor.cluster.main.logs.setup", lambda: None)
+    monkeypatch.setattr("supervisor.cluster.main.gc.disable", lambda: None)
+    monkeypatch.setattr("supervisor.cluster.main.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("supervisor.cluster.main.event_loop.run", lose)
+    monkeypatch.setattr("supervisor.cluster.main.os.execv", lambda *given: replaced.append(given))
+    code = main.main()
+    again = [(sys.executable, [sys.executable, *sys.orig_argv[1:]])]
+    assert (code, replaced) == ((1, []) if age_s < main.BRIEF_S else (0, again))
