@@ -60,6 +60,18 @@ def progress(status: StatusDocument) -> str:
     return "  ".join(parts)
 
 
+def recovering(status: StatusDocument, since_s: float) -> str:
+    """Return the periodic line of a log during a recovery that takes long: since when, and in which phase."""
+    now = phase(status)
+    if now != "restarting":
+        return f"not recovered for {seconds(since_s)}: {now}"
+    number = status.get("generation", 0)
+    return (
+        f"not recovered for {seconds(since_s)}: generation {number} has completed no step yet"
+        " (its limit is --first-step-timeout)"
+    )
+
+
 def is_ettr_unknown(status: StatusDocument) -> bool:
     """True if an unknown number of steps was repeated.
 

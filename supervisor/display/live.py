@@ -214,6 +214,7 @@ class PlainDisplay:
         self._station: tuple[object, ...] = ()
         self._ran: object = None  # the newest generation whose start has been shown
         self._due_s = float("-inf")
+        self._recovers_since_s: float | None = None  # when the recovery in progress was first seen
 
     def update(self, status: Mapping[str, Any], now_s: float) -> None:
         if status and not self._quiet:  # empty until the run has written its first status
@@ -229,9 +230,16 @@ class PlainDisplay:
             self._ran = number
             self._lines.add_own(rendering.generation(status))
         station = (phase, number if phase == "running" else None)
-        if status.get("open_incident") and phase in rendering.RECOVERING:
-            pass  # the incident has a line at its beginning and at its end
-        elif station != self._station:
+        if not (status.get("open_incident") and phase in rendering.RECOVERING):
+            self._recovers_since_s = None
+        elif self._recovers_since_s is None:  # the incident has a line at its beginning and at its end
+            self._recovers_since_s, self._due_s = now_s, now_s + PROGRESS_S
+        elif now_s >= self._due_s:
+            self._due_s = now_s + PROGRESS_S
+            self._lines.add_own(rendering.recovering(status, now_s - self._recovers_since_s))
+        if self._recovers_since_s is not None:
+            return
+        if station != self._station:
             self._station = station
             if phase == "running":
                 self._ran = number

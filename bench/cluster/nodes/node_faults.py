@@ -179,7 +179,7 @@ class FaultyCluster:
         return str((pod.get("spec") or {}).get("nodeName") or "")
 
     def _await_replicas(self) -> None:
-        """Wait until all replicas of the supervisor are ready. After a fault, the kubelet may start one late."""
+        """Wait until all replicas of the supervisor are ready. The kubelet may restart one late."""
         found = self._cluster.read(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{SUPERVISOR}")
         ready = f"--for=jsonpath={{.status.readyReplicas}}={found['spec']['replicas']}"
         limit = f"--timeout={REPLICAS_S:.0f}s"

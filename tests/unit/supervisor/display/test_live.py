@@ -460,3 +460,22 @@ def test_failure_to_create_warm_processes_is_reported_once_and_so_is_its_end() -
     told = [line for line in "".join(out.writes).splitlines() if "warm" in line]
     again = "warm processes for member m0 are available again"
     assert [re.sub(r"^.*?(?=warm)", "", line) for line in told] == [why, need, again, why]
+
+
+def test_a_recovery_that_takes_long_is_not_silent() -> None:
+    """A rank that hangs again in its first step is restarted only after `--first-step-timeout`."""
+    screen = Terminal(columns=200, style=Style())
+    plain = PlainDisplay(screen)
+    plain.update(status(), 0.0)
+    plain.update(status(phase="securing", open_incident=opened(), last_incident=None), 1.0)
+    for now_s in (5.0, 10.9):
+        plain.update(status(open_incident=opened(), generation=2), now_s)
+    assert not [line for line in screen.shown() if "not recovered" in line]
+    for now_s in (11.1, 15.0, 21.2):
+        plain.update(status(open_incident=opened(), generation=2), now_s)
+    plain.update(status(generation=2), 22.0)
+    assert [line for line in screen.shown() if "not recovered" in line] == [
+        f"holdfast: not recovered for {age}: generation 2 has completed no step yet"
+        " (its limit is --first-step-timeout)"
+        for age in ("10 s", "20 s")
+    ]
