@@ -86,7 +86,8 @@ def _choose(found: list[dict[str, Any]], word: str) -> dict[str, Any]:
     names = [str(each["id"]) for each in found]
     if not names:
         raise BadInput(f"unknown incident {word!r}: this run has had no incidents")
-    wanted = names[-1] if word == "last" else f"i-{int(word):04d}" if word.isdecimal() else word
+    number = re.fullmatch(r"(?:i-)?([0-9]{1,9})", word)
+    wanted = names[-1] if word == "last" else f"i-{int(number[1]):04d}" if number else word
     if wanted in names:
         return found[names.index(wanted)]
     if not re.fullmatch(r"i-\d+", wanted):

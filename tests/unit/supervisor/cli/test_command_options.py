@@ -10,7 +10,7 @@ import pytest
 from holdfast.checkpoint import writer
 from holdfast.errors import BadInput
 from supervisor.__main__ import obey
-from supervisor.cli import command_options
+from supervisor.cli import command_options, incidents
 from supervisor.store.run_directory import RunDir, open_for_run
 from tests.unit.supervisor.api_stub import api
 from tests.unit.supervisor.status_samples import incident, opened, status
@@ -175,3 +175,8 @@ def test_messages_of_scripts_reach_the_terminal_without_escape_codes(run: RunDir
         printed = shown(capsys, command)
         assert "boom" in printed
         assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("word", ["3", "i-3", "i-0003", "03", "last"])
+def test_an_incident_has_several_names(word: str) -> None:
+    assert incidents._choose([{"id": "i-0002"}, {"id": "i-0003"}], word) == {"id": "i-0003"}
