@@ -15,6 +15,7 @@ from tests.unit.supervisor.kubernetes.leaders.silent_hosts import (
     Pair,
     Supervisor,
 )
+from tests.unit.supervisor.kubernetes.object_store import LOST_REQUEST
 from tests.unit.supervisor.kubernetes.simulated_time import simulated
 
 # The last renewal may have been seen just before the cut, or one read of the lease after it.
@@ -93,6 +94,9 @@ async def _replaced(cut_s: float, phase_s: float) -> None:
         "the last renewal was at most a second before the cut"
     )
     assert not pair.first.is_only_leader
+    await pair.passes(0.1)
+    assert not pair.second.probes.is_suspected
+    assert pair.second.expected == [False, True], "a member that waits for it is never told otherwise"
     term = pair.second.term
     assert term is not None
     assert term.replaced is not None
@@ -253,6 +257,41 @@ async def _cut_off_with(value: object) -> Pair:
         value = value.format(renewal=renewal(pair), holder=holder, time=time)
     lease(pair)["metadata"]["annotations"] = {SOLE: value}
     return pair
+
+
+# -- what the other supervisor expects
+
+
+async def _suspected() -> Pair:
+    pair = Pair()
+    await pair.begin()
+    pair.first.cut_off()
+    await pair.passes(3.0, lambda: pair.second.probes.is_suspected)
+    assert pair.second.expected == [False, True]
+    return pair
+
+
+@simulated
+async def test_a_suspicion_ends_when_the_host_of_the_leader_answers() -> None:
+    pair = await _suspected()
+    pair.first.line.cut, pair.first.host_answers = False, True
+    await pair.passes(EARLY.probe_s + 0.1)
+    assert pair.second.expected == [False, True, False]
+    await pair.passes(10.0)
+    assert pair.second.expected == [False, True, False]
+    assert pair.first.is_only_leader
+
+
+@simulated
+async def test_nobody_expects_to_lead_while_the_lease_cannot_be_read() -> None:
+    """The probes go on meanwhile, so one lost request does not delay a takeover."""
+    pair = await _suspected()
+    pair.store.faults = [LOST_REQUEST] * 100
+    await pair.passes(EARLY.poll_s + 0.1)
+    assert pair.second.expected == [False, True, False]
+    pair.store.faults = ()
+    await pair.until_second_leads(EARLY.silent_s - EARLY.suspect_s)
+    assert pair.second.expected == [False, True, False, True]
 
 
 # -- a slow API server
