@@ -97,7 +97,8 @@ class ClusterSupervisor:
         self._jobs: ClusterJobs | None = None  # None unless this process leads
         self._term: Leadership | None = None  # None unless this process leads
         self._probes: LeaderProbes | None = None  # of the leader's host, while another process leads
-        self._leads = asyncio.Event()
+        self._is_decided = asyncio.Event()  # set unless this process expects to lead soon: see `_decide`
+        self._is_decided.set()
         self._held = 0  # the number of requests that wait until this process leads
         self._deleting: set[asyncio.Task[None]] = set()
         self._authorities = AuthoritySecret(server, me.namespace)
@@ -114,7 +115,7 @@ class ClusterSupervisor:
         me = self._me
         name, terms = pod_layout.SUPERVISOR_LEASE, LeaseTerms(early=EarlyTakeover())
         lock = LeaseLock(self._server, me.namespace, name, me.name, terms, pod_uid=me.uid)
-        self._probes = LeaderProbes(lock, replicas.answers)
+        self._probes = LeaderProbes(lock, replicas.answers, self._decide)
         while True:
             await lead(lock, self._supervise, replicas.rival, replicas.end_of, self._probes)
 
@@ -126,11 +127,12 @@ class ClusterSupervisor:
     async def _supervise(self, term: Leadership) -> None:
         log.info("leads", extra={"epoch": term.epoch})
         self._term = term  # a former leader that cannot reach the API server asks this process for the term
+        self._decide()
         try:
             await self._supervise_all(term)
         finally:
             self._jobs = self._term = None
-            self._leads.clear()
+            self._decide()
 
     async def _supervise_all(self, term: Leadership) -> None:
         authorities = await self._load_authorities()
@@ -183,7 +185,7 @@ class ClusterSupervisor:
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
         self._jobs = jobs
-        self._leads.set()
+        self._decide()
         await event_loop.until_one_ends(
             pods.run(),
             supervisions.run(),
@@ -278,7 +280,7 @@ class ClusterSupervisor:
         server may not respond to this replica. The member then tries another address. If this replica expects
         to lead soon, the member waits.
         """
-        await self._until_leading()
+        await self._until_decided()
         self._refuse_unless_leading()
         caller = await self._review(request)
         if isinstance(caller, ReviewUnavailable):
@@ -297,17 +299,24 @@ class ClusterSupervisor:
             )
         return await job.serve(request, caller.pod_uid)
 
-    async def _until_leading(self) -> None:
-        """Return when this process leads, or if it probably will not lead soon, or after `HELD_S`."""
-        expects = self._term is not None or (self._probes is not None and self._probes.is_suspected)
-        if self._leads.is_set() or not expects or self._held >= MAX_HELD:
+    async def _until_decided(self) -> None:
+        """Return when this process leads, or as soon as it does not expect to, or after `HELD_S`."""
+        if self._is_decided.is_set() or self._held >= MAX_HELD:
             return
         self._held += 1
         try:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._leads.wait(), HELD_S)
+                await asyncio.wait_for(self._is_decided.wait(), HELD_S)
         finally:
             self._held -= 1
+
+    def _decide(self) -> None:
+        """Let members wait while this process expects to lead soon, or reads what a new leader needs."""
+        expects = self._term is not None or (self._probes is not None and self._probes.is_suspected)
+        if expects and self._jobs is None:
+            self._is_decided.clear()
+        else:
+            self._is_decided.set()
 
     def _refuse_unless_leading(self) -> ClusterJobs:
         """Return the jobs. Raises `HTTPServiceUnavailable` if this process does not lead."""

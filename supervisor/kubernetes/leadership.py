@@ -54,18 +54,30 @@ class SilentLeader:
 class LeaderProbes:
     """Probes the host of a leader whose renewal is late."""
 
-    def __init__(self, lock: LeaseLock, ask: Callable[[str, float], Awaitable[bool | None]]) -> None:
-        """`ask` returns whether a holder's host answers within some seconds; None if this cannot be known."""
-        self._lock, self._ask = lock, ask
+    def __init__(
+        self,
+        lock: LeaseLock,
+        ask: Callable[[str, float], Awaitable[bool | None]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ask` returns whether a holder's host answers within some seconds; None if this cannot be known.
+
+        `changed` is called whenever `is_suspected` may have changed.
+        """
+        self._lock, self._ask, self._changed = lock, ask, changed
         self._since_s: float | None = None  # when the first of the last probes, all of them unanswered, began
         self._unanswered = 0
         self._probing: asyncio.Task[None] | None = None
         self._holder = ""
+        self._is_read = False  # whether the last attempt to read the lease succeeded
 
     @property
     def is_suspected(self) -> bool:
-        """True while the last probe of the leader's host has not been answered."""
-        return self._since_s is not None
+        """True while this process will probably take over.
+
+        The last probe of the leader's host has not been answered, and this process can read the lease.
+        """
+        return self._since_s is not None and self._is_read
 
     @property
     def silent(self) -> SilentLeader | None:
@@ -84,10 +96,18 @@ class LeaderProbes:
         if is_late and self._probing is None:
             self._holder = holder
             self._probing = asyncio.ensure_future(self._probe(holder))
+        self._is_read = True
+        self._changed()
+
+    def note_unread(self) -> None:
+        """Record that the lease could not be read. The probes continue, because they do not depend on it."""
+        self._is_read = False
+        self._changed()
 
     async def end(self) -> None:
         await _end(self._probing)
         self._probing, self._since_s, self._unanswered = None, None, 0
+        self._changed()
 
     async def _probe(self, holder: str) -> None:
         early, clock = self._lock.terms.early, self._lock.clock
@@ -100,6 +120,7 @@ class LeaderProbes:
                 self._since_s = began_s if self._since_s is None else self._since_s
             else:
                 self._since_s, self._unanswered = None, 0
+            self._changed()
             await asyncio.sleep(max(0.0, began_s + early.probe_s - clock()))
 
 
@@ -184,7 +205,8 @@ async def lead(
 
     `end_of` waits until the process that holds the lease under the given name is known to have ended, and
     returns how this is known. This process then takes over without waiting until the lease expires. With
-    `probes`, it also takes over early from a leader whose host does not answer.
+    `probes`, it also takes over early from a leader whose host does not answer. In this case, `body` begins
+    before the suspicion ends.
 
     `rival` returns the name of another leader whose epoch is known to be above the given one, or "". If
     `rival` is given and the API server does not respond when the term ends, the term continues without
@@ -227,13 +249,20 @@ async def _lead(
         work: asyncio.Future[None] = asyncio.ensure_future(body(term))
         keeper = asyncio.ensure_future(_keep(lock, term, rival))
         try:
+            if probes is not None:
+                await asyncio.sleep(0)  # `body` begins
+                await probes.end()
             await asyncio.wait({work, keeper}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _unwind(work)
             keeper.cancel()
             await asyncio.wait({keeper})
     finally:
-        await _try_release(lock)
+        try:
+            if probes is not None:
+                await probes.end()
+        finally:
+            await _try_release(lock)
     lost = None if keeper.cancelled() else keeper.exception()
     if work.cancelled() and lost is not None:
         raise lost
@@ -243,6 +272,7 @@ async def _lead(
 async def _acquire(
     lock: LeaseLock, end_of: Callable[[str], Awaitable[str]] | None, probes: LeaderProbes | None
 ) -> Leadership:
+    """Return the term once this process holds the lease. The caller must end the probes."""
     terms = lock.terms
     last = ""
     watched, watch = "", None  # a holder of the lease, and the task that waits for its end
@@ -262,6 +292,8 @@ async def _acquire(
                     watched, watch = str(error), asyncio.ensure_future(end_of(str(error)))
             except (ApiError, OSError) as error:
                 problem = str(error)
+                if probes is not None:
+                    probes.note_unread()
             if problem != last:
                 log.info("not leading", extra={"why": problem})
                 last = problem
@@ -275,8 +307,6 @@ async def _acquire(
                 lock.note_ended(watched)
     finally:
         await _end(watch)
-        if probes is not None:
-            await probes.end()
 
 
 async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaitable[str]] | None) -> None:

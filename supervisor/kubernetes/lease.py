@@ -13,9 +13,9 @@ A lease is taken over before it expires in two cases. The first is that its hold
 next process of the holder's pod knows this, and other contenders can learn it (`LeaseLock.note_ended`).
 
 The second case is that the holder's host does not answer (see `EarlyTakeover`). The holder permits this in
-the lease, and each renewal says whether it does. If so, the holder considers itself the only leader for a
-shorter time after this renewal (`LeaseLock.sole_until_s`) than any other process waits. It permits this only
-while the API server responds quickly, because this time would otherwise end before the next renewal.
+the lease, separately for each renewal. If a renewal permits it, the holder considers itself the only leader
+for a shorter time after this renewal (`LeaseLock.sole_until_s`) than any other process waits. It permits this
+only while the API server responds quickly, because this time would otherwise end before the next renewal.
 
 Every write is conditional on the version that was read. At most one of two contenders succeeds, and a write
 that arrives late changes nothing.
@@ -42,8 +42,11 @@ _OF_POD = re.compile(
     r"(?P<name>[a-z0-9]([a-z0-9.-]*[a-z0-9])?)"
     r"_(?P<uid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-[0-9a-f]{8}"
 )
-# The annotation with which a holder permits an early takeover. Its value is `EarlyTakeover.sole_s`.
+# The annotation with which a holder permits an early takeover. Its value consists of `EarlyTakeover.sole_s`,
+# the holder and the time of the renewal. It applies only to this renewal, because other programs and earlier
+# versions keep the annotation when they write the lease.
 SOLE = "holdfast.dev/sole-leader-seconds"
+_SECONDS = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6})?")
 MAX_EPOCH = (1 << 31) - 1  # the API's leaseTransitions has 32 bits
 
 
@@ -235,7 +238,7 @@ class LeaseLock:
                 if lease is None or lease["spec"].get("holderIdentity") != self._holder:
                     return
                 try:
-                    await self._server.replace(LEASES, _with_spec(lease, self._released(lease["spec"])))
+                    await self._server.replace(LEASES, _written(lease, self._released(lease["spec"])))
                 except (Conflict, NotFound):
                     continue
                 self._may_hold, self._leader, self._last_holder = False, "", ""
@@ -299,8 +302,7 @@ class LeaseLock:
         if lease is None:
             written = await self._server.create(LEASES, self._new(), self._namespace)
         else:
-            held = _with_spec(_permitting(lease, early), self._held(spec))
-            written = await self._server.replace(LEASES, held)
+            written = await self._server.replace(LEASES, _written(lease, self._held(spec), early))
         self.sole_until_s = until_s
         limit = self.terms.early
         self._was_quick = limit is not None and self.clock() - sent_s <= limit.quick_s
@@ -312,7 +314,7 @@ class LeaseLock:
         if early is None or lease is None:
             return False
         sole_s = _sole_s(lease)
-        return sole_s is not None and sole_s <= early.sole_s and self.unrenewed_s >= early.silent_s
+        return 0 < sole_s <= early.sole_s and self.unrenewed_s >= early.silent_s
 
     def _is_gone(self, holder: str) -> bool:
         """Return True if `holder` is a process that has ended."""
@@ -369,21 +371,31 @@ def _transitions(spec: KubernetesObject) -> int:
     return found if isinstance(found, int) and found >= 0 else 0
 
 
-def _permitting(lease: KubernetesObject, early: EarlyTakeover | None) -> KubernetesObject:
-    """Return `lease` with or without the permission to take it over early."""
+def _written(
+    lease: KubernetesObject, spec: KubernetesObject, early: EarlyTakeover | None = None
+) -> KubernetesObject:
+    """Return `lease` with a new `spec`, which permits an early takeover only with `early`."""
     metadata = lease["metadata"]
     annotations = {name: each for name, each in (metadata.get("annotations") or {}).items() if name != SOLE}
     if early is not None:
-        annotations[SOLE] = f"{early.sole_s:g}"
-    return {**lease, "metadata": {**metadata, "annotations": annotations}}
+        annotations[SOLE] = f"{early.sole_s:g} {_renewal(spec)}"
+    return {**lease, "metadata": {**metadata, "annotations": annotations}, "spec": spec}
 
 
-def _sole_s(lease: KubernetesObject) -> float | None:
-    """Return how long after a renewal the holder is the only leader; None if it permits no early takeover."""
-    try:
-        return float((lease["metadata"].get("annotations") or {})[SOLE])
-    except (KeyError, TypeError, ValueError):
-        return None
+def _sole_s(lease: KubernetesObject) -> float:
+    """Return how long after its last renewal the holder is the only leader; 0 without its permission.
+
+    Only a value for exactly this renewal counts.
+    """
+    value = (lease["metadata"].get("annotations") or {}).get(SOLE)
+    seconds, _, renewal = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    is_meant = _SECONDS.fullmatch(seconds) is not None and renewal == _renewal(lease["spec"])
+    return float(seconds) if is_meant else 0.0
+
+
+def _renewal(spec: KubernetesObject) -> str:
+    """Return the holder and time of a renewal, which no other renewal has."""
+    return f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
 
 
 def _with_spec(lease: KubernetesObject, spec: KubernetesObject) -> KubernetesObject:

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientError, ClientSession, web
@@ -36,10 +36,10 @@ from supervisor.cluster.pods import PodMember
 from supervisor.controller.limits.incoming import MeteredConnection
 from supervisor.kubernetes import certificates
 from supervisor.kubernetes.identity import ReviewUnavailable, TokenRefused
-from supervisor.kubernetes.leadership import Leadership, SilentLeader
-from supervisor.kubernetes.lease import LeaseLock, LeaseLost, boot_s
+from supervisor.kubernetes.leadership import LeaderProbes, Leadership, SilentLeader
+from supervisor.kubernetes.lease import EarlyTakeover, LeaseLock, LeaseLost, LeaseTerms, boot_s
 from supervisor.kubernetes.own_pod import OwnPod
-from supervisor.kubernetes.replicas import PATH
+from supervisor.kubernetes.replicas import PATH, Replicas
 from supervisor.observability import cluster_metrics
 from supervisor.quarantine.model import RunFault
 from tests.unit.supervisor.cluster.api_server import LIMIT_S, NEVER, ServedObjects
@@ -218,6 +218,11 @@ class Suspicion:
     is_suspected: bool = True
 
 
+def suspect(there: Place, monkeypatch: pytest.MonkeyPatch, *, is_suspected: bool = True) -> None:
+    monkeypatch.setattr(there.supervisor, "_probes", Suspicion(is_suspected))
+    there.supervisor._decide()
+
+
 async def test_a_member_waits_at_a_replica_that_will_probably_lead_soon(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -231,7 +236,7 @@ async def test_a_member_waits_at_a_replica_that_will_probably_lead_soon(
         async with pod.connecting(there.client.make_url("/v1/member"), TOKEN):
             await pod.until(lambda: pod.generation)
         await event_loop.end([earlier])
-        monkeypatch.setattr(there.supervisor, "_probes", Suspicion())
+        suspect(there, monkeypatch)
         waiting = asyncio.create_task(there.connect())
         while not there.supervisor._held:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -249,11 +254,67 @@ async def test_a_member_does_not_wait_long_at_a_replica_that_does_not_lead_after
 ) -> None:
     async with place() as there:
         monkeypatch.setattr(main, "HELD_S", 0.05)
-        monkeypatch.setattr(there.supervisor, "_probes", Suspicion())
+        suspect(there, monkeypatch)
         assert await there.connect() == 503
         monkeypatch.setattr(main, "HELD_S", 1e3)
-        monkeypatch.setattr(there.supervisor, "_probes", Suspicion(is_suspected=False))
+        suspect(there, monkeypatch, is_suspected=False)
         assert await there.connect() == 503
+
+
+class AnsweringReplicas:
+    """Replicas of which the leader's host answers if `answers_now` is set."""
+
+    def __init__(self) -> None:
+        self.answers_now = False
+
+    async def answers(self, holder: str, limit_s: float) -> bool:
+        await asyncio.sleep(min(limit_s, 0.01))
+        return self.answers_now
+
+    async def rival(self, epoch: int) -> str:
+        raise AssertionError
+
+    async def end_of(self, holder: str) -> str:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("how", ["the host answers", "the lease is not read", "the leader renews", "ends"])
+async def test_a_member_is_refused_as_soon_as_the_suspicion_of_the_leader_ends(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It would otherwise lose seconds before it connects to the leader again."""
+    begun: asyncio.Queue[LeaderProbes] = asyncio.Queue()
+    replicas = AnsweringReplicas()
+
+    async def wait(lock: LeaseLock, *others: Any) -> None:
+        """Watch a leader whose renewal is late."""
+        lock.terms = LeaseTerms(early=EarlyTakeover(probe_s=0.02))
+        lock._read_s, lock._unrenewed_s = 100.0, 98.0
+        await others[-1].observe("s-2_1")
+        begun.put_nowait(others[-1])
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(main, "lead", wait)
+    monkeypatch.setattr(main, "HELD_S", 1e3)
+    async with place() as there:
+        waits = asyncio.create_task(there.supervisor.lead(cast("Replicas", replicas)))
+        probes = await begun.get()
+        while not probes.is_suspected:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        member = asyncio.create_task(there.connect())
+        while not there.supervisor._held:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if how == "the host answers":
+            replicas.answers_now = True
+        elif how == "the lease is not read":
+            probes.note_unread()
+        elif how == "the leader renews":
+            await probes.observe("s-2_2")
+        else:
+            await probes.end()
+        assert await asyncio.wait_for(member, LIMIT_S) == 503
+        await event_loop.end([waits])
+        await probes.end()
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -53,14 +53,26 @@ class SlowLine(Line):
         return made
 
 
+class EarlierLine(SlowLine):
+    """The connection of an earlier version, which writes the metadata back as it has read it."""
+
+    async def replace(self, kind: ResourceKind, body: KubernetesObject) -> KubernetesObject:
+        metadata = body["metadata"]
+        found = self._store.objects[kind.plural, metadata["namespace"], metadata["name"]]["metadata"]
+        return await super().replace(
+            kind, {**body, "metadata": {**metadata, "annotations": found.get("annotations")}}
+        )
+
+
 class Supervisor:
-    """A process that contends for the lease once, with its host."""
+    """A process that contends for the lease once, with its host. `OLD_TERMS` are an earlier version's."""
 
     def __init__(self, pair: Pair, name: str, terms: LeaseTerms) -> None:
         self.pair, self.name = pair, name
-        self.line = SlowLine(pair.store)
+        self.line = EarlierLine(pair.store) if terms is OLD_TERMS else SlowLine(pair.store)
         self.lock = LeaseLock(self.line, "ns", "leader", name, terms, clock=now_s)
-        self.probes = LeaderProbes(self.lock, pair.answers)
+        self.probes = LeaderProbes(self.lock, pair.answers, self._note_suspicion)
+        self.expected: list[bool] = []  # after each change, whether this process leads or expects to
         self.term: Leadership | None = None
         self.led_s = 0.0
         self.is_lost = False  # the process has found out that it no longer leads
@@ -83,6 +95,11 @@ class Supervisor:
             await asyncio.Event().wait()
         finally:
             self.term = None
+
+    def _note_suspicion(self) -> None:
+        expects = self.probes.is_suspected or self.term is not None
+        if self.expected[-1:] != [expects]:
+            self.expected.append(expects)
 
     async def _rival(self, epoch: int) -> str:
         other = self.pair.other(self)

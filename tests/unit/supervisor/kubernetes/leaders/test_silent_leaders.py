@@ -15,6 +15,7 @@ from tests.unit.supervisor.kubernetes.leaders.silent_hosts import (
     Pair,
     Supervisor,
 )
+from tests.unit.supervisor.kubernetes.object_store import LOST_REQUEST
 from tests.unit.supervisor.kubernetes.simulated_time import simulated
 
 # The last renewal may have been seen just before the cut, or one read of the lease after it.
@@ -23,9 +24,17 @@ WHOLE_S = TERMS.duration_s - TERMS.retry_s  # the lease never expires sooner aft
 PHASES_S = [number / 10 for number in range(10)]
 
 
+def lease(pair: Pair) -> dict[str, Any]:
+    return pair.store.objects["leases", "ns", "leader"]
+
+
+def renewal(pair: Pair) -> str:
+    spec = lease(pair)["spec"]
+    return f"{spec.get('holderIdentity')} {spec['renewTime']}"
+
+
 def permission(pair: Pair) -> str:
-    metadata: dict[str, Any] = pair.store.objects["leases", "ns", "leader"]["metadata"]
-    return str((metadata.get("annotations") or {}).get(SOLE, ""))
+    return str((lease(pair)["metadata"].get("annotations") or {}).get(SOLE, ""))
 
 
 # -- the terms
@@ -85,6 +94,9 @@ async def _replaced(cut_s: float, phase_s: float) -> None:
         "the last renewal was at most a second before the cut"
     )
     assert not pair.first.is_only_leader
+    await pair.passes(0.1)
+    assert not pair.second.probes.is_suspected
+    assert pair.second.expected == [False, True], "a member that waits for it is never told otherwise"
     term = pair.second.term
     assert term is not None
     assert term.replaced is not None
@@ -155,13 +167,131 @@ async def test_a_leader_of_an_earlier_version_keeps_its_lease_until_it_expires()
 async def test_a_supervisor_of_an_earlier_version_waits_until_the_lease_expires() -> None:
     pair = Pair(second=OLD_TERMS)
     await pair.begin()
-    assert permission(pair) == "2.5"
+    assert permission(pair) == f"2.5 {renewal(pair)}"
     pair.first.cut_off()
     await pair.passes(WHOLE_S)
     assert pair.second.term is None
     await pair.until_second_leads(3.0)
+
+
+@simulated
+async def test_a_permission_ends_with_its_leader_although_an_earlier_version_keeps_it_in_the_lease() -> None:
+    """The leader of the earlier version considers itself the only leader for 5 s after each renewal."""
+    pair = Pair(second=OLD_TERMS)
+    await pair.begin()
+    pair.first.cut_off()
+    await pair.until_second_leads(TERMS.duration_s + 1.0)
     await pair.passes(5.0)
-    assert permission(pair) == "", "this version does not permit it"
+    assert permission(pair).startswith("2.5 s-1_"), "the earlier version has kept it"
+    pair.first, pair.second = pair.second, Supervisor(pair, "s-3", TERMS)
+    await pair.passes(10.0)
+    assert pair.first.is_only_leader
+    pair.first.cut_off()
+    await pair.passes(WHOLE_S)
+    assert pair.second.term is None
+    await pair.until_second_leads(3.0)
+
+
+@simulated
+async def test_a_leader_that_ends_leaves_no_permission_in_the_lease() -> None:
+    pair = Pair(second=OLD_TERMS)
+    await pair.begin()
+    assert permission(pair)
+    pair.first.task.cancel()
+    await pair.until_second_leads(2.0)
+    assert permission(pair) == ""
+
+
+@pytest.mark.parametrize("value", ["2.5 {renewal}", "2 {renewal}", "0.5 {renewal}", "02.50 {renewal}"])
+@simulated
+async def test_a_permission_for_the_last_renewal_counts(value: str) -> None:
+    pair = await _cut_off_with(value)
+    await pair.until_second_leads(LATEST_S)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2.5",
+        "2.5 ",
+        "",
+        " {renewal}",
+        "{renewal}",
+        "2.5  {renewal}",
+        "2.5 {renewal} ",
+        "2.5 {renewal} 7",
+        "2.5 s-9_0a1b2c3d {time}",
+        "2.5 {holder} 2026-01-01T00:00:00.000000Z",
+        "2.5 {time} {holder}",
+        "2.5 {holder}",
+        "2.5 None None",
+        "2.6 {renewal}",  # the leader considers itself the only one for longer than this process expects
+        "0 {renewal}",
+        "-1 {renewal}",
+        "nan {renewal}",
+        "-inf {renewal}",
+        "1e0 {renewal}",
+        "1_0 {renewal}",
+        "\uff12 {renewal}",  # a digit, but not of ASCII
+        "0." + "0" * 200_000 + "1 {renewal}",
+        2.5,
+        None,
+    ],
+)
+@simulated
+async def test_nothing_else_counts_as_a_permission(value: object) -> None:
+    pair = await _cut_off_with(value)
+    await pair.passes(WHOLE_S)
+    assert pair.second.term is None
+    await pair.until_second_leads(3.0)
+
+
+async def _cut_off_with(value: object) -> Pair:
+    """Return a pair whose leader was cut off after someone had changed its permission."""
+    pair = Pair()
+    await pair.begin()
+    await pair.passes(0.3)  # no renewal is under way
+    pair.first.cut_off()
+    holder, _, time = renewal(pair).partition(" ")
+    if isinstance(value, str):
+        value = value.format(renewal=renewal(pair), holder=holder, time=time)
+    lease(pair)["metadata"]["annotations"] = {SOLE: value}
+    return pair
+
+
+# -- what the other supervisor expects
+
+
+async def _suspected() -> Pair:
+    pair = Pair()
+    await pair.begin()
+    pair.first.cut_off()
+    await pair.passes(3.0, lambda: pair.second.probes.is_suspected)
+    assert pair.second.expected == [False, True]
+    return pair
+
+
+@simulated
+async def test_a_suspicion_ends_when_the_host_of_the_leader_answers() -> None:
+    pair = await _suspected()
+    pair.first.line.cut, pair.first.host_answers = False, True
+    await pair.passes(EARLY.probe_s + 0.1)
+    assert pair.second.expected == [False, True, False]
+    await pair.passes(10.0)
+    assert pair.second.expected == [False, True, False]
+    assert pair.first.is_only_leader
+
+
+@simulated
+async def test_nobody_expects_to_lead_while_the_lease_cannot_be_read() -> None:
+    """The probes go on meanwhile, so one lost request does not delay a takeover."""
+    pair = await _suspected()
+    pair.store.faults = [LOST_REQUEST] * 100
+    await pair.passes(EARLY.poll_s + 0.1)
+    assert pair.second.expected == [False, True, False]
+    pair.store.faults = ()
+    await pair.until_second_leads(EARLY.silent_s - EARLY.suspect_s)
+    assert pair.second.expected == [False, True, False, True]
 
 
 # -- a slow API server
