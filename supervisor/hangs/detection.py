@@ -123,8 +123,9 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     rest = [each for each in watch.ranks if each.role != evidence.WAITS]
     left = [rank for rank in reports.ranks(view) if reports.has_finished(rank)]
     early = group_reports.early_stalls(view)
-    # An early rank may wait for its device, which computes. `abandoned` detects waits for a rank that left.
-    if not rest and left and not early:
+    # A rank that waits for its device may wait for a rank that has left, or for a computation.
+    on_device = any(hung_rank.waits_for_device_at(each.at) for each in waiting)
+    if not rest and left and not early and not on_device:
         return certain_hangs.partner_left(view, left[0], waiting)
     ahead = _ranks_ahead(view, rest)
     holding = [each for each in rest if each.rank not in ahead]
@@ -135,7 +136,7 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
         return stall_limits.at_floor(view, holding or waiting)
     # Before the first step, ranks might not wait for each other: for example, the script may serve requests.
     apart = stall_limits.are_apart(view, policy) or not any(each.begun for each in watch.ranks)
-    alone = len(watch.ranks) == 1 or (apart and not waiting)
+    alone = (len(watch.ranks) == 1 and not (left and waiting)) or (apart and not waiting)
     # The second inspection of an early rank shows that it has not moved since the first.
     is_proven = len(locked) == len(holding) and (not early or all(each.looks > 1 for each in locked))
     if locked and is_proven and not certain_hangs.is_repeated(view, locked[0]):

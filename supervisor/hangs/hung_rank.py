@@ -197,6 +197,12 @@ def is_meeting_point(at: str) -> bool:
     )
 
 
+def waits_for_device_at(at: str) -> bool:
+    """True if a rank waits for its device in `at`, its innermost function."""
+    function, _, file = at.partition(" (")
+    return _waits_for_device(function, file)
+
+
 def _waits_for_device(function: str, file: str) -> bool:
     """True if the function waits for a GPU's queue.
 

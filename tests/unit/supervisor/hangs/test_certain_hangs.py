@@ -165,13 +165,16 @@ def test_a_rank_that_waits_outside_a_collective_may_work_without_the_one_that_ha
     assert certain_hangs.abandoned(seen(there(0, WAITS), there(1, WAITS))) is None, "no rank has left"
 
 
-def test_an_early_rank_that_waits_for_its_device_has_time_after_the_others_have_left() -> None:
+@pytest.mark.parametrize("early_s", [5.0, 0.0], ids=["early", "late"])
+def test_a_rank_that_waits_for_its_device_has_time_after_the_others_have_left(early_s: float) -> None:
     """After the last commit, rank 0 evaluates on its GPU, and rank 1 has nothing more to do."""
     waits = replace(WAITS, at="synchronize (torch/cuda/__init__.py:985)")
-    early = {"phase": "tail", "early_s": 5.0, "late_s": 6.0, "at_s": 180.0}
-    found = detection.judge(seen(there(0, waits, **early), left_without_loop(1, 5)), POLICY)
+    late = {"phase": "tail", "early_s": early_s, "late_s": 6.0, "at_s": 180.0 if early_s else 5.0}
+    found = detection.judge(seen(there(0, waits, **late), left_without_loop(1, 5)), POLICY)
     assert found is not None
-    assert (found.fault, found.act_ns) == (None, None)
+    assert found.limit_s == (180.0 if early_s else POLICY.stall_limit_s)
+    assert found.act_ns is not None
+    assert found.act_ns > 100 * S
 
 
 def test_a_stall_beyond_its_limit_is_a_hang_although_its_rank_is_not_watched_yet() -> None:
