@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast import exit_codes
-from holdfast.errors import BadInput
-from supervisor.cli import command_options
-from supervisor.display import screen
+if TYPE_CHECKING:
+    from supervisor.cli import command_options
+
+# Long-lived parts start here too, and a killed one must be back soon. Each command therefore imports only
+# what it needs, and a part none of that.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +31,14 @@ def main(argv: Sequence[str]) -> int:
         from supervisor.admission import webhook
 
         return webhook.main()
+    return _carry_out(argv)
+
+
+def _carry_out(argv: Sequence[str]) -> int:
+    from holdfast import exit_codes
+    from holdfast.errors import BadInput
     from supervisor.cli import parser
+    from supervisor.display import screen
 
     try:
         return obey(parser.parse(argv))
@@ -57,6 +64,8 @@ def obey(command: command_options.Command) -> int:
         BrokenPipeError: The reader of the output has closed the pipe.
         Unwritable: The output cannot be written.
     """
+    from supervisor.cli import command_options
+
     if isinstance(command, command_options.RunOptions):
         from supervisor.cli import run
 
@@ -70,6 +79,8 @@ def obey(command: command_options.Command) -> int:
 
         return demo.run(command)
     if isinstance(command, command_options.Show):
+        from supervisor.display import screen
+
         screen.say(command.text)
         return 0
     if isinstance(command, command_options.InjectManifest):
@@ -93,7 +104,9 @@ def obey(command: command_options.Command) -> int:
 
 
 def _control(command: command_options.Stop | command_options.Inject) -> int:
-    from supervisor.cli import control
+    from pathlib import Path
+
+    from supervisor.cli import command_options, control
     from supervisor.store import run_directory
 
     if isinstance(command, command_options.Stop):
@@ -104,7 +117,9 @@ def _control(command: command_options.Stop | command_options.Inject) -> int:
 
 
 def _display(command: command_options.ReadCommand) -> int:
-    from supervisor.cli import checkpoints, incidents, status
+    from pathlib import Path
+
+    from supervisor.cli import checkpoints, command_options, incidents, status
     from supervisor.store import run_directory
 
     found = run_directory.find(command.run_dir, Path.cwd())
@@ -119,6 +134,8 @@ def _display(command: command_options.ReadCommand) -> int:
 
 def _discard_output() -> None:
     """Redirect stdout to /dev/null, because the interpreter would fail to flush it at exit."""
+    import os
+
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -34,9 +34,9 @@ from supervisor.view.model import Policy
 log = logging.getLogger("supervisor")
 
 STATUS_S = 0.5
-# The minimum time between two statuses. Thousands of members can connect at a start, and each status lists
-# all of them.
-SPACING_S = 0.05
+# Thousands of members can connect at a start, and each status lists all of them. Between two statuses, this
+# process therefore does other work for at least this many times as long as the last status took.
+STATUS_REST = 4.0
 SHUTDOWN_S = 1.0  # the time to disconnect the members, which then connect to the next supervisor
 KEEPER_S = 30.0  # the time limit for receiving the keeper's first state
 
@@ -166,8 +166,9 @@ async def _publish(job: Job) -> None:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
         job.members_changed.clear()
+        began_s = time.perf_counter()
         job.publish()
-        await asyncio.sleep(SPACING_S)
+        await asyncio.sleep(STATUS_REST * (time.perf_counter() - began_s))
     raise job.publisher.deposed
 
 

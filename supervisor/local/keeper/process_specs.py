@@ -17,7 +17,7 @@ from holdfast.worker import program, script_source, zygote
 from supervisor.local import gpus
 from supervisor.store.run_directory import RunDir
 
-_PART_MODULES = ("supervisor.local.serve", "sidecar.reconciler", "sidecar.state.peers")
+_PART_MODULES = ("supervisor.local.preloaded", "sidecar.preloaded")
 
 # The parts of a local run use plain HTTP on 127.0.0.1. However, aiohttp always loads the system's
 # certificates when it is imported, which takes a fifth of a part's start time.

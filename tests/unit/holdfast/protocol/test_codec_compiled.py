@@ -147,4 +147,4 @@ def test_code_is_compiled_for_the_messages_and_not_for_classes_without_slots() -
 
 
 def _is_compiled(kind: Any) -> bool:
-    return codec._object_reader(kind).__code__.co_filename == "<string>"
+    return codec._object_reader(kind, ()).__code__.co_filename == "<string>"
