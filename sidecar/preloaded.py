@@ -10,6 +10,4 @@ from sidecar.state import peers
 
 __all__ = ["fencing", "peers", "reconciler"]
 
-codec.prepare(
-    fencing.OrderVersion, KnownHistory, LauncherState, LauncherOrder, MemberReport, MemberOrder
-)
+codec.prepare(fencing.OrderVersion, KnownHistory, LauncherState, LauncherOrder, MemberReport, MemberOrder)

@@ -213,13 +213,17 @@ class Launcher:
         if self.group.waiting():
             self.pool.fill()
         waiting = self.group.waiting()
+        has_given_port = False
         for worker in waiting:
             if self.pool.program.kind == "other" or self.pool.strategy == "cold":
                 self._start_cold(worker)
                 continue
             found = self._pop_warm(worker.local_rank)
             if found is not None:
-                self._release(worker, found)
+                has_given_port |= self._release(worker, found)
+        # What follows waits until all ranks have their order, because ranks that run compete for the cores.
+        if has_given_port:
+            self._release_port()
         self.group.name_logs(waiting)
 
     def _start_cold(self, worker: Worker) -> None:
@@ -234,19 +238,17 @@ class Launcher:
         self._has_started = True
         worker.process = process
 
-    def _release(self, worker: Worker, found: WorkerProcess) -> None:
-        """Start a rank in a warm process.
+    def _release(self, worker: Worker, found: WorkerProcess) -> bool:
+        """Start a rank in a warm process, and return whether it has inherited the rendezvous socket.
 
-        If the script joins, rank 0 inherits the rendezvous socket. Otherwise the port is freed, because the
-        script may bind it.
+        Rank 0 inherits it if the script joins. Otherwise the port is freed, because the script may bind it.
         """
         descriptors: tuple[int, ...] = ()
         if worker.rank == 0 and self.pool.program.joins:
             descriptors = (self.rendezvous.fileno(),)
         elif worker.rank == 0:  # free the port first, because the script may bind it in its first line
             self._release_port()
-        if self.group.start(worker, found, descriptors) and descriptors:
-            self._release_port()
+        return self.group.start(worker, found, descriptors) and bool(descriptors)
 
     def _release_port(self) -> None:
         """Free the port of this rendezvous, and reserve another port for the next rendezvous."""

@@ -172,6 +172,15 @@ class Holdings:
         found = ((path, member_directory.RESTORED_STATE.fullmatch(path.name)) for path in files)
         return {path: (int(match[1]), int(match[2]), int(match[3])) for path, match in found if match}
 
+    def private_bytes(self) -> int:
+        """Return the size of the files with private states."""
+        paths = (*(path for _, path in self._store_paths()), *self._restored_files())
+        total_bytes = 0
+        for path in paths:
+            with contextlib.suppress(OSError):  # removed in the meantime
+                total_bytes += path.stat().st_size
+        return total_bytes
+
     def good(self, record: CommitRecord) -> bool:
         """Return False if the snapshot is missing or does not match its seal; True if it has no seal."""
         try:

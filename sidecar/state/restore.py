@@ -31,6 +31,7 @@ ROOM_POLL_S = 0.01
 # How long to retry if the memory volume is full, because the kernel may still be freeing a lost member's
 # memory.
 VOLUME_S = 5.0
+AT_ONCE_BYTES = 1 << 20  # private states up to this size are copied without a thread
 VOLUME_POLL_S = 0.25
 STORAGE_S = 60.0  # how long to retry if storage fails or the disk is full; the parts read so far are kept
 STORAGE_POLL_S = 5.0
@@ -156,8 +157,10 @@ class Restorer:
             return await self._from_checkpoint(launch, order.ranks)
         path = await self._snapshot(launch, order.sources, keep)
         self._refuse_older(launch)
-        loop = asyncio.get_running_loop()
-        held = await loop.run_in_executor(None, self._keep_held, order)
+        if self._holdings.private_bytes() <= AT_ONCE_BYTES:
+            held = self._keep_held(order)
+        else:
+            held = await asyncio.get_running_loop().run_in_executor(None, self._keep_held, order)
         ranks = tuple(
             [
                 replace(rank, private=held.get(rank) or await self._private(rank, order))
@@ -178,9 +181,10 @@ class Restorer:
         self._holdings.forget_restored(_privates(order), order.launch.restore.step)
 
     def _keep_held(self, order: MemberOrder) -> dict[RankStart, str]:
-        """Store the private states that this member holds itself, and return their files. Call in a thread.
+        """Store the private states that this member holds itself, and return their files.
 
-        One call handles all ranks: on a busy machine, each switch between the threads takes a millisecond.
+        Call this in a thread if they are large. Otherwise the switch to a thread and back takes longer than
+        the work: several milliseconds on a busy machine.
         """
         self._forget(order)  # before the new files are written, because they may need the room
         found: dict[RankStart, str] = {}
@@ -210,10 +214,11 @@ class Restorer:
         assert launch.restore is not None
         wanted = launch.restore
         record = self._holdings.record(wanted.generation, wanted.step)
-        loop = asyncio.get_running_loop()
         damaged: HeldSnapshot | None = None
         if record is not None:
-            if await loop.run_in_executor(None, self._holdings.good, record):
+            if not self._holdings.arena.sealed(record):  # so there is no checksum to compare
+                return record.path
+            if await asyncio.get_running_loop().run_in_executor(None, self._holdings.good, record):
                 return record.path
             damaged = HeldSnapshot(wanted.generation, wanted.step, record.total_bytes)
             self._holdings.arena.forget(record)
