@@ -31,7 +31,7 @@ ROOM_POLL_S = 0.01
 # How long to retry if the memory volume is full, because the kernel may still be freeing a lost member's
 # memory.
 VOLUME_S = 5.0
-AT_ONCE_BYTES = 1 << 20  # private states up to this size are copied without a thread
+AT_ONCE_BYTES = 16 << 20  # files of private states up to this size are handled without a thread
 VOLUME_POLL_S = 0.25
 STORAGE_S = 60.0  # how long to retry if storage fails or the disk is full; the parts read so far are kept
 STORAGE_POLL_S = 5.0
