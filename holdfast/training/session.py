@@ -181,8 +181,8 @@ class Session:
         if self._rank.channel is not None:
             os.environ.update(environment.rank_environment(self._rank.launch, self._rank.start))
             self._rank.open_page()
-            self._exception_watcher().start()
             if self._rank.channel.on_join is not None:
+                self._exception_watcher().start()
                 self._rank.channel.on_join(self._obey)
             else:
                 threading.Thread(target=self._listen, name="holdfast", daemon=True).start()
@@ -233,6 +233,8 @@ class Session:
     def _listen(self) -> None:
         """Obey the launcher's orders until it closes the connection, and then end this process."""
         assert self._rank.channel is not None
+        # Started here, because the main thread would wait until the new thread runs, which delays a restart.
+        self._exception_watcher().start()
         while True:
             try:
                 order, _ = rank_channel.receive(self._rank.channel.control, WorkerOrder)
