@@ -37,8 +37,8 @@ def compared(path: str, field: str) -> set[str]:
         (LauncherAction, set(launcher._HANDLERS)),
         (
             RankAction,
-            compared("holdfast/worker/launcher_channel.py", "what")
-            | compared("holdfast/training/session.py", "what"),
+            compared("holdfast/worker/launcher_channel.py", "do")
+            | compared("holdfast/training/session.py", "do"),
         ),
         (RankReport, set(worker_group._HANDLERS)),
         (

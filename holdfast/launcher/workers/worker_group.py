@@ -101,7 +101,7 @@ class WorkerGroup:
 
     def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
         """Start `worker` in a parked process. Return False if the process has died since it was parked."""
-        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
+        order = WorkerOrder("start", self.launch, worker.rank_start, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
         except rank_channel.Closed:
@@ -141,15 +141,15 @@ class WorkerGroup:
     def cold_environment(self, worker: Worker) -> dict[str, str]:
         """Return the environment of a rank that is started without a warm process."""
         assert self.launch is not None
-        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
+        order = WorkerOrder("start", self.launch, worker.rank_start, local_rank=worker.local_rank)
         own = {
             environment.START: json.dumps(asdict(order)),
             environment.DIRECTORY: str(self.settings.directory),
             environment.NPROC: str(self.settings.nproc),
         }
-        if worker.order.devices:
-            own[gpu_assignment.VISIBLE] = worker.order.devices
-        return {**os.environ, **environment.rank_environment(self.launch, worker.order), **own}
+        if worker.rank_start.devices:
+            own[gpu_assignment.VISIBLE] = worker.rank_start.devices
+        return {**os.environ, **environment.rank_environment(self.launch, worker.rank_start), **own}
 
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
