@@ -17,7 +17,7 @@ from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers, reported_ending
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
-from holdfast.protocol.drills import DrillName
+from holdfast.protocol.drills import DRILLS, DrillName
 from holdfast.protocol.launcher_messages import (
     Ending,
     FirstSignal,
@@ -253,8 +253,9 @@ class WorkerGroup:
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
-            if what in _DRILL_SIGNALS:
-                os.kill(process.pid, _DRILL_SIGNALS[what])
+            signum = DRILLS[what].signal if what else None
+            if signum is not None:
+                os.kill(process.pid, signum)
                 continue
             try:
                 rank_channel.send(process.control, WorkerOrder("drill", drill=what), wait=False)
@@ -304,9 +305,6 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
         "where": WorkerGroup._on_where,
         "left": WorkerGroup._on_left,
     }
-)
-_DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
-    {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below the rank's own process
 
