@@ -72,14 +72,14 @@ class LossGuard:
             return verdict
         if self._jumped(self._losses, loss, self._factor, self._least_rise):
             return JUMP
-        if grad_norm is not None and self._factor_grad > 0:
-            if self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise):
-                return JUMP
-        return OK
+        if grad_norm is None or self._factor_grad == 0:
+            return OK
+        has_jumped = self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise)
+        return JUMP if has_jumped else OK
 
     def learn(self, loss: float, grad_norm: float | None) -> None:
         """Add the values of a step to the window. Call this only if the verdict on the step is "ok"."""
-        if grad_norm is not None and self._factor_grad > 0:
+        if grad_norm is not None and self._factor_grad != 0:
             self._norms.learn(grad_norm)
         self._losses.learn(loss)
         if len(self._first) < self._min_count:

@@ -184,7 +184,7 @@ class NumberCheck:
     def _learn(
         self, guard: LossGuard | None, step: int, loss: float, norm: float | None, accepted: str
     ) -> None:
-        """Add a good step's numbers to the guard's window. `accepted` is the reason if the loss has jumped."""
+        """Let the guard learn from a good step. `accepted` is the reason if its loss has jumped."""
         if guard is None:
             return
         if accepted:
