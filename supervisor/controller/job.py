@@ -244,9 +244,8 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif (
-                after.stop or after.end is not None
-            ):  # the final message names checkpoints, so they must exist
+            elif after.stop or after.end is not None:
+                # The final message names checkpoints, so they must exist.
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("warning to the user", extra={"why": action.why})

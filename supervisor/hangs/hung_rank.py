@@ -125,7 +125,7 @@ def _not_waiting(left: tuple[RankInspection, ...]) -> _Found:
         return found, "has no readable stack while the others wait in a collective"
     where = _innermost(found[0].stack)
     at = f" but is in {where}" if where else ""
-    return found, f"does not wait in a collective like the others{at}"
+    return found, f"is not waiting in a collective, unlike the others{at}"
 
 
 def _odd_stack(left: tuple[RankInspection, ...]) -> _Found:
