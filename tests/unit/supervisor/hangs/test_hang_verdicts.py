@@ -29,7 +29,7 @@ def one(why: str, number: int = 1) -> HangVerdict:
 NO_STACK = replace(waiting(1), stack="no such process")
 ITEM = ("train_step (train.py:40)", "<module> (train.py:50)")
 OTHER = ("augment (data.py:7)", "<module> (train.py:45)")
-ELSEWHERE = "does not wait in a collective like the others"
+ELSEWHERE = "is not waiting in a collective, unlike the others"
 
 
 def cpu(number: int, seconds: float) -> RankInspection:
