@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from signal import SIGKILL, SIGSTOP, Signals
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -26,14 +25,14 @@ class Drill:
     name: DrillName
     description: str
     executor: DrillExecutor
-    signal: Signals | None = None  # the signal that a launcher sends to the rank
+    signal: Literal["", "SIGKILL", "SIGSTOP"] = ""  # the signal that a launcher sends to the rank
     at_next_step: bool = False  # whether the rank completes its current step first
     target: str = "rank {rank}"  # what the fault happens to, in messages
 
 
 _ROWS = (
-    Drill("kill", "SIGKILL to the rank", "launcher", SIGKILL),
-    Drill("stop", "SIGSTOP to the rank", "launcher", SIGSTOP),
+    Drill("kill", "SIGKILL to the rank", "launcher", "SIGKILL"),
+    Drill("stop", "SIGSTOP to the rank", "launcher", "SIGSTOP"),
     Drill("hang", "the rank sleeps forever", "rank", at_next_step=True),
     Drill("spin", "the rank loops forever", "rank", at_next_step=True),
     Drill("nan", "the rank's next loss is NaN", "rank", at_next_step=True),

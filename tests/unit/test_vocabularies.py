@@ -81,7 +81,7 @@ BY_ROW = {
 @pytest.mark.parametrize("name", DRILLS)
 def test_the_process_named_in_a_drills_row_executes_it(name: str) -> None:
     drill = DRILLS[name]
-    assert (drill.executor == "launcher") == (drill.signal is not None)
+    assert (drill.executor == "launcher") == bool(drill.signal)
     if drill.executor == "rank":
         assert name in BY_RANKS
     elif drill.executor != "launcher":

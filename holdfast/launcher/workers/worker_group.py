@@ -253,9 +253,9 @@ class WorkerGroup:
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
-            signum = DRILLS[what].signal if what else None
-            if signum is not None:
-                os.kill(process.pid, signum)
+            name = DRILLS[what].signal if what else ""
+            if name:
+                os.kill(process.pid, signal.Signals[name])
                 continue
             try:
                 rank_channel.send(process.control, WorkerOrder("drill", drill=what), wait=False)
