@@ -70,10 +70,10 @@ def inspections(*inspected: RankInspection) -> tuple[RankInspection, ...]:
             inspections(waiting(0), replace(waiting(1), phase=3)),
             one("is furthest behind within step 10: phase change 2 against 2"),
         ),
-        (inspections(waiting(0), HOOK), one(f"{ELSEWHERE} but is in F.backward (train.py)")),
+        (inspections(waiting(0), HOOK), one(f"{ELSEWHERE}, but is in F.backward (train.py)")),
         (
             inspections(waiting(0), at(1, *IN_LOADER)),
-            one(f"{ELSEWHERE} but is in _PollLikeSelector.select (selectors.py)"),
+            one(f"{ELSEWHERE}, but is in _PollLikeSelector.select (selectors.py)"),
         ),
         (
             inspections(waiting(0), NO_STACK),
