@@ -1,6 +1,6 @@
 """Mark the fields of dataclasses that the supervisor's journal omits.
 
-The journal contains views, actions and the messages within them. A field is omitted if nobody who reads the
+The journal contains views, actions and the messages within them. A field is omitted if no reader of the
 journal needs it: it is only displayed, or used only on a cluster, which has no journal. Messages still have
 these fields.
 """

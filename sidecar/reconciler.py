@@ -27,6 +27,7 @@ from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import defaults, foreign_text
+from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
     MAX_UNUSABLE,
@@ -404,7 +405,7 @@ class Sidecar:
             return
         self._drilled.remember(drill.number)
         self.supervisor.dirty.set()
-        if drill.what == "sidecar":
+        if DRILLS[drill.what].executor == "sidecar":
             os.kill(os.getpid(), signal.SIGKILL)
             # The first process of a container cannot kill itself with a signal.
             os._exit(128 + signal.SIGKILL)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.chaos.fault_table import FaultSign
 from bench.chaos.job_table import ChaosJob
-from supervisor.cluster.supervision.contents import mapping
+from holdfast.fileio.strict_json import mapping
 from supervisor.observability import short_status
 
 STEPS = 5  # a job trains again if it has completed this many steps since the fault

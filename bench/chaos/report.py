@@ -66,9 +66,8 @@ class ChaosOutcome:
     jobs: list[JobResult] = field(default_factory=list)
     reference: dict[str, Any] | None = None  # the digests of the undisturbed run
     left_behind: list[str] = field(default_factory=list)
-    tainted: list[str] = field(
-        default_factory=list
-    )  # nodes that the quarantine took out: none of them is bad
+    # nodes that the quarantine took out: none of them is bad
+    tainted: list[str] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
     problem: str = ""  # what ended the run early
     evidence: list[str] = field(default_factory=list)  # the state of the cluster after a problem

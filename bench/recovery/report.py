@@ -12,7 +12,7 @@ from bench.text import Summary, Verdict, at_most, below, number, percent, ratio,
 
 MEDIAN_S, WORST_S, SHARE = 0.3, 0.6, 0.1
 COPIES, LARGE_S = 1.5, 0.5  # the limit for a large state: this many plain copies plus this many seconds
-_STATIONS = (  # the name of each part of a recovery, and the mark at its end
+_STAGES = (  # the name of each part of a recovery, and the mark at its end
     ("detect", "noticed"),
     ("secure", "secured"),
     ("decide", "decided"),
@@ -36,7 +36,7 @@ def pieces_s(incident: Mapping[str, Any]) -> dict[str, float]:
     marks = {each["what"]: float(each["at_s"]) for each in incident["timeline"]}
     found: dict[str, float] = {}
     last_s = marks.get("fault", 0.0)
-    for name, mark in _STATIONS:
+    for name, mark in _STAGES:
         if mark in marks:
             found[name] = marks[mark] - last_s
             last_s = marks[mark]
@@ -101,7 +101,7 @@ def _count(kills: Iterable[Kill], outcome: str) -> int:
 
 def _pieces(turns: Sequence[Turn]) -> list[tuple[str, Summary]]:
     all_of = [pieces_s(k.incident) for k in kills_of(turns, "holdfast") if k.incident is not None]
-    names = [name for name, _ in _STATIONS if any(name in each for each in all_of)]
+    names = [name for name, _ in _STAGES if any(name in each for each in all_of)]
     return [(name, summary([each[name] for each in all_of if name in each])) for name in names]
 
 

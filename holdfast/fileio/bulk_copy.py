@@ -83,9 +83,8 @@ class FileBatch:
         """Wait until all files are durable. Raises OSError if any of them could not be made durable."""
         threads = min(THREADS, len(self._open))
         try:
-            if (
-                threads == 1
-            ):  # small files are written in a recovery, and starting a thread takes a millisecond
+            # Small files are written in a recovery, and starting a thread takes a millisecond.
+            if threads == 1:
                 self._sync(self._open[0])
             if threads < 2:
                 return

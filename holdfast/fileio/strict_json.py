@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 MAX_DIGITS = 20  # sizes, offsets and checksums fit in 64 bits
 
@@ -60,6 +61,11 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
                 raise RejectedJson(f"has the name {brief(name)} twice")
             seen.add(name)
     return found
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a parsed value if it is an object; otherwise an empty object."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def integer(text: str) -> int:

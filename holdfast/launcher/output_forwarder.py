@@ -17,9 +17,8 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.log_tail import LogTails
 
 POLL_S = 0.2
-KEPT_BYTES = (
-    256 << 10
-)  # the part at the end of each file that is never freed, for messages and for human readers
+# the part at the end of each file that is never freed, for messages and for human readers
+KEPT_BYTES = 256 << 10
 FREE_BYTES = 1 << 20  # memory is freed in steps of at least this size
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 

@@ -23,9 +23,9 @@ GONE_S = 0.1  # how long to wait for ended threads to disappear from the thread 
 
 
 def forks(
-    control: socket.socket, what: ForkAction, parent: int
+    control: socket.socket, do: ForkAction, parent: int
 ) -> Iterator[tuple[WorkerOrder, socket.socket, int, list[int]]]:
-    """Report whether this process can be forked, and carry out orders for `what` until `control` is closed.
+    """Report whether this process can be forked, and carry out the orders `do` until `control` is closed.
 
     The iterator yields only in the forks. They become children of `parent`, which is also this process's
     parent. Each fork receives the order and its descriptors: a channel to the sender of the order, a log, and
@@ -40,7 +40,7 @@ def forks(
             order, descriptors = rank_channel.receive(control, WorkerOrder)
         except rank_channel.Closed:
             return
-        if order.what == what and len(descriptors) >= 2 and fork_twice(parent):
+        if order.do == do and len(descriptors) >= 2 and fork_twice(parent):
             control.close()
             line, log, *more = descriptors
             yield order, socket.socket(fileno=line), log, more

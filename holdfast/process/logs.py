@@ -72,9 +72,8 @@ class BackgroundHandler(logging.Handler):
             self._files.do(lambda: None, FLUSH_S)
 
     def _write(self, line: str) -> None:
-        with suppress(
-            OSError, ValueError
-        ):  # the disk is full or the file is closed, and there is no other place to report this
+        # If the disk is full or the file is closed, there is no other place to report this.
+        with suppress(OSError, ValueError):
             self._stream.write(line)
             self._stream.flush()
 

@@ -16,9 +16,8 @@ SNAPSHOT_BUDGET = 0.01  # a share of the step time
 CHECKPOINT_EVERY_S = 60.0  # 0 means no checkpoints
 KEEP_CHECKPOINTS = 3
 MAX_RESTARTS = 100  # restarts per hour
-LOSS_JUMP = (
-    10.0  # a multiple of the losses' usual spread; without --loss-jump, such a jump only causes a warning
-)
+# a multiple of the losses' usual spread; without --loss-jump, such a jump only causes a warning
+LOSS_JUMP = 10.0
 HANG_FACTOR = 3.0  # a multiple of the p99 step time
 # Added to the multiple, because the host and garbage collection delay short steps as much as long steps.
 HANG_FLOOR_S = 0.6

@@ -25,17 +25,25 @@ class Drill:
     name: DrillName
     description: str
     executor: DrillExecutor
+    signal: Literal["", "SIGKILL", "SIGSTOP"] = ""  # the signal that a launcher sends to the rank
+    at_next_step: bool = False  # whether the rank completes its current step first
+    target: str = "rank {rank}"  # what the fault happens to, in messages
 
 
 _ROWS = (
-    Drill("kill", "SIGKILL to the rank", "launcher"),
-    Drill("stop", "SIGSTOP to the rank", "launcher"),
-    Drill("hang", "the rank sleeps forever", "rank"),
-    Drill("spin", "the rank loops forever", "rank"),
-    Drill("nan", "the rank's next loss is NaN", "rank"),
+    Drill("kill", "SIGKILL to the rank", "launcher", "SIGKILL"),
+    Drill("stop", "SIGSTOP to the rank", "launcher", "SIGSTOP"),
+    Drill("hang", "the rank sleeps forever", "rank", at_next_step=True),
+    Drill("spin", "the rank loops forever", "rank", at_next_step=True),
+    Drill("nan", "the rank's next loss is NaN", "rank", at_next_step=True),
     Drill("exit", f"the rank exits with code {EXIT_CODE}", "rank"),
-    Drill("member", "its member is lost, with its memory", "keeper"),
-    Drill("sidecar", "SIGKILL to its member's sidecar", "sidecar"),
-    Drill("supervisor", "SIGKILL to the supervisor", "supervisor"),
+    Drill("member", "its member is lost, with its memory", "keeper", target="the member of rank {rank}"),
+    Drill(
+        "sidecar",
+        "SIGKILL to its member's sidecar",
+        "sidecar",
+        target="the sidecar of rank {rank}'s member",
+    ),
+    Drill("supervisor", "SIGKILL to the supervisor", "supervisor", target="the supervisor"),
 )
 DRILLS: Mapping[str, Drill] = MappingProxyType({each.name: each for each in _ROWS})

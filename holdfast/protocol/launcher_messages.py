@@ -167,9 +167,8 @@ class RankInspection:
     # How long the rank will wait, unless a peer sends it bytes; 0 if other events might wake it.
     rests_s: float = 0.0
     stirs: str = ""  # why `rests_s` is 0, such as "thread x waits in: poll"
-    mark: int = (
-        0  # the same in two inspections if no thread ran and no byte was sent or received between them
-    )
+    # the same in two inspections if no thread ran and no byte was sent or received between them
+    mark: int = 0
     # A checksum of the connections that its collectives wait on
     # (`holdfast.inspection.blocked_ranks.sum_of`).
     ends: int = 0

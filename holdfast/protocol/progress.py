@@ -153,9 +153,8 @@ WRITTEN = struct.Struct("<qq")  # written_ns, and the last committed step at tha
 COPYING_AT = WRITTEN_AT + WRITTEN.size
 COPYING = struct.Struct("<q")  # the phase when the last copy began
 _END = COPYING_AT + COPYING.size
-_ALL = struct.Struct(
-    f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq"
-)  # from the sequence counter on
+# from the sequence counter on
+_ALL = struct.Struct(f"<Qqiiqqqqqqqqqddqqdqqdqqd{LABEL_BYTES}sqqqqdqqd8q64qqqq")
 # A counter that grows with each piece of a copy in progress. The sequence counter does not protect it,
 # because more than one thread writes it.
 COPIED_INDEX = 960 // 8

@@ -291,7 +291,7 @@ class Page:
             self._store(layout.TAIL_AT, layout.TAIL.pack(0))
 
     def tail_is_over(self) -> None:
-        """Record the end of the script's work after the commit. Until the next step, Holdfast is working.
+        """Record the end of the script's work after the commit. The time until the next step is Holdfast's.
 
         Without this record, a rank that is killed in these microseconds would appear to be doing the script's
         work until its memory is freed, which takes half a second for a large process.

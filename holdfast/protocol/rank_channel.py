@@ -25,7 +25,7 @@ RankReport: TypeAlias = Literal[
     "started", "settled", "flag", "failing", "withdrawn", "secured", "note", "where", "left"
 ]
 ForkServerReport: TypeAlias = Literal["ready", "unforkable"]
-# The orders to ranks and fork servers (`WorkerOrder.what`).
+# The orders to ranks and fork servers (`WorkerOrder.do`).
 RankAction: TypeAlias = Literal["start", "secure", "where", "drill"]
 ForkAction: TypeAlias = Literal["fork", "member", "part"]
 
@@ -58,7 +58,7 @@ class WorkerOrder:
     "fork" is for a zygote; "member" and "part" are for the keeper's fork servers.
     """
 
-    what: Literal[RankAction, ForkAction]
+    do: Literal[RankAction, ForkAction]
     launch: Launch | None = None
     rank: RankStart | None = None
     generation: int = 0
@@ -97,7 +97,7 @@ def send(
     data = codec.encode(message)
     while len(data) > _MAX_PACKET_BYTES:
         if isinstance(message, WorkerOrder):
-            raise codec.InvalidMessage(f"{message.what}: {len(data)} bytes do not fit into a packet")
+            raise codec.InvalidMessage(f"{message.do}: {len(data)} bytes do not fit into a packet")
         message = _shortened(message, len(data) - _MAX_PACKET_BYTES)
         data = codec.encode(message)
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]

@@ -63,24 +63,28 @@ class LossGuard:
         self._losses = _Window(window)
         self._norms = _Window(window)
         self._first: list[float] = []  # the first losses of the run, when the model was untrained
+        self._set_least_rise()
 
     def check(self, loss: float, grad_norm: float | None) -> NumberVerdict:
-        """Return the verdict on a step. If it is "ok", add the values to the window."""
-        judged = grad_norm is not None and self._factor_grad > 0
+        """Return the verdict on a step, without learning from it."""
         verdict = finiteness(loss, grad_norm)
         if verdict != OK:
             return verdict
-        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
-        if self._jumped(self._losses, loss, self._factor, max(self._min_rise, untrained)):
+        if self._jumped(self._losses, loss, self._factor, self._least_rise):
             return JUMP
-        if judged and grad_norm is not None:
-            if self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise):
-                return JUMP
+        if grad_norm is None or self._factor_grad == 0:
+            return OK
+        has_jumped = self._jumped(self._norms, grad_norm, self._factor_grad, self._min_rise)
+        return JUMP if has_jumped else OK
+
+    def learn(self, loss: float, grad_norm: float | None) -> None:
+        """Add the values of a step to the window. Call this only if the verdict on the step is "ok"."""
+        if grad_norm is not None and self._factor_grad != 0:
             self._norms.learn(grad_norm)
         self._losses.learn(loss)
         if len(self._first) < self._min_count:
             self._first.append(loss)
-        return OK
+            self._set_least_rise()
 
     def accept(self, loss: float) -> None:
         """Add to the window a loss that has jumped, because the run continues with it."""
@@ -92,20 +96,13 @@ class LossGuard:
         if not ordered:
             return "no losses yet"
         median = self._losses.median()
-        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
-        rise = max(
-            self._min_rise,
-            untrained,
-            self._factor * RELATIVE_SPREAD * abs(median),
-            ABOVE_HIGHEST * (ordered[-1] - median),
-            self._factor * MAD_TO_SIGMA * self._losses.mad(median),
-        )
+        rise = _rise_limit(self._losses, median, self._factor, self._least_rise)
         return (
             f"last {len(ordered)}: median {median:.4g}, highest {ordered[-1]:.4g}; limit {median + rise:.4g}"
         )
 
     def learned(self) -> dict[str, Collection[float]]:
-        """Return the recorded values. These are live collections: copy them before the next check."""
+        """Return the recorded values. These are live collections: copy them before the next `learn`."""
         return {"losses": self._losses.recent, "grad_norms": self._norms.recent, "first": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -118,16 +115,21 @@ class LossGuard:
         self._losses.replace(losses)
         self._norms.replace(norms)
         self._first = first
+        self._set_least_rise()
 
     def _jumped(self, seen: _Window, value: float, factor: float, least: float) -> bool:
         if len(seen.ordered) < self._min_count:
             return False
         median = seen.median()
         rise = value - median
-        if rise <= max(least, factor * RELATIVE_SPREAD * abs(median)):
+        if rise <= _lower_limit(median, factor, least):
             return False  # the usual case; the spread need not be computed
-        highest = seen.ordered[-1] - median
-        return rise > ABOVE_HIGHEST * highest and rise > factor * MAD_TO_SIGMA * seen.mad(median)
+        return rise > _rise_limit(seen, median, factor, least)
+
+    def _set_least_rise(self) -> None:
+        """Compute the rise up to which a loss is never a jump. It depends on the untrained model's loss."""
+        untrained = abs(_middle(sorted(self._first))) if self._first else 0.0
+        self._least_rise = max(self._min_rise, untrained)
 
 
 class _Window:
@@ -153,6 +155,20 @@ class _Window:
 
     def mad(self, median: float) -> float:
         return _middle(sorted([abs(value - median) for value in self.ordered]))
+
+
+def _rise_limit(seen: _Window, median: float, factor: float, least: float) -> float:
+    """Return by how much a value must exceed the median of `seen` to count as a jump."""
+    return max(
+        _lower_limit(median, factor, least),
+        ABOVE_HIGHEST * (seen.ordered[-1] - median),
+        factor * MAD_TO_SIGMA * seen.mad(median),
+    )
+
+
+def _lower_limit(median: float, factor: float, least: float) -> float:
+    """Return the part of `_rise_limit` that needs no pass over the window."""
+    return max(least, factor * RELATIVE_SPREAD * abs(median))
 
 
 def _middle(ordered: Sequence[float]) -> float:

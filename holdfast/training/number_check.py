@@ -148,18 +148,23 @@ class NumberCheck:
         Raises:
             NumericFault: the numbers are bad, and no rollback took place.
         """
-        loss, norm, given = numbers.loss if numbers.has_loss else 0.0, numbers.norm, numbers.has_loss
+        loss, norm = numbers.loss if numbers.has_loss else 0.0, numbers.norm
+        guard = self._guard if numbers.has_loss else None
         bad, self._has_bad_gradient = self._has_bad_gradient or not numbers.gradients_finite, False
         if (bad or (norm is not None and not math.isfinite(norm))) and not self._is_state_spoilt():
             norm, bad = None, False  # the optimizer skipped the step, or the script cleaned the gradients
-        verdict = self._verdict(numbers.step, loss, norm, given)
+        verdict = _verdict(guard, loss, norm)
+        accepted = self._rank.accepts(numbers.step, loss) if verdict == JUMP else ""
+        if accepted:
+            verdict = OK
         if verdict == OK and bad:
             verdict = NAN
         self.judged = numbers
         if verdict == OK:
+            self._learn(guard, numbers.step, loss, norm, accepted)
             return
-        why = self._guard.usual() if self._guard is not None and verdict == JUMP else ""
-        if self._verdict(numbers.step, loss, None, given) == OK:
+        why = guard.usual() if guard is not None and verdict == JUMP else ""
+        if accepted or _verdict(guard, loss, None) == OK:
             # Only the gradients are bad, and they are the same on all ranks. Let the rank whose loss is bad
             # report first.
             self._rank.yield_to_reporter()
@@ -176,14 +181,18 @@ class NumberCheck:
         self._device.wait(self._device.mark())
         return gradients.state_is_spoilt(self._modules, self._optimizers)
 
-    def _verdict(self, step: int, loss: float, norm: float | None, given: bool) -> NumberVerdict:
-        """Return the verdict. If the script has `given` a loss, the guard checks it and learns from it."""
-        if self._guard is not None and given:
-            verdict = self._guard.check(loss, norm)
-            accepted = self._rank.accepts(step, loss) if verdict == JUMP else ""
-            if not accepted:
-                return verdict
-            self._rank.note(f"loss {loss:.6g} at step {step}; {self._guard.usual()}: {accepted}")
-            self._guard.accept(loss)
-            return OK
-        return finiteness(loss, norm)
+    def _learn(
+        self, guard: LossGuard | None, step: int, loss: float, norm: float | None, accepted: str
+    ) -> None:
+        """Let the guard learn from a good step. `accepted` is the reason if its loss has jumped."""
+        if guard is None:
+            return
+        if accepted:
+            self._rank.note(f"loss {loss:.6g} at step {step}; {guard.usual()}: {accepted}")
+            guard.accept(loss)
+        else:
+            guard.learn(loss, norm)
+
+
+def _verdict(guard: LossGuard | None, loss: float, norm: float | None) -> NumberVerdict:
+    return guard.check(loss, norm) if guard is not None else finiteness(loss, norm)

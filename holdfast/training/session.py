@@ -246,11 +246,11 @@ class Session:
 
     def _obey(self, order: WorkerOrder) -> None:
         assert self._rank.channel is not None
-        if order.what == "where":
+        if order.do == "where":
             self._rank.channel.say(WorkerMessage("where", where=whereabouts()))
-        elif order.what == "secure":
+        elif order.do == "secure":
             self._secure(self._rank.channel, order.generation, order.copy)
-        elif order.what == "drill":
+        elif order.do == "drill":
             self._obey_drill(order.drill)
 
     def _secure(self, channel: launcher_channel.LauncherChannel, generation: int, copy: bool) -> None:

@@ -243,9 +243,8 @@ class TrainingStep:
         judged = self._numbers.judged
         shown = numbers if judged is None else judged
         norm = math.nan if shown.norm is None or not math.isfinite(shown.norm) else shown.norm
-        if (
-            self._host_is_ahead
-        ):  # a kernel launch may block on a full queue until the previous step is complete
+        # A kernel launch may block on a full queue until the previous step is complete.
+        if self._host_is_ahead:
             self._page.disown()
         self.in_tail = True
         self._page.commit(self.done, shown.loss, norm, samples, tokens, flops, 0, position, Phase.TAIL)

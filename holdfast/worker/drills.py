@@ -15,7 +15,7 @@ class RankDrill:
     """Executes drills on this rank, and holds back any drill that must wait for the next step."""
 
     def __init__(self) -> None:
-        self._pending = ""  # hang, spin or nan
+        self._pending = ""  # a drill that takes effect at the next step
 
     def obey(self, name: str, poison: Callable[[], None] | None = None) -> None:
         """Execute the drill `name`, or keep it until the rank's next step. Does not return for "exit".
@@ -27,7 +27,7 @@ class RankDrill:
             os._exit(drills.EXIT_CODE)
         if name == "nan" and poison is not None:
             poison()
-        elif name in ("hang", "spin", "nan"):
+        elif name in drills.DRILLS and drills.DRILLS[name].at_next_step:
             self._pending = name
 
     def hang(self) -> None:

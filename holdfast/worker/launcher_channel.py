@@ -68,7 +68,7 @@ class LauncherChannel:
         """
         while self.start is None:
             order, descriptors = rank_channel.receive(self.control, WorkerOrder)
-            if order.what == "start":
+            if order.do == "start":
                 self.start = order
                 self.listen_fd = descriptors[0] if descriptors else -1
         rank = self.start.rank

@@ -119,14 +119,14 @@ class UnmodifiedScript:
                 continue
             except (rank_channel.Closed, OSError):
                 os._exit(1)
-            if order.what == "secure":
+            if order.do == "secure":
                 self._secured = order
             if self._joined is not None:
                 self._joined(order)
-            elif order.what == "secure":  # answer immediately, or the launcher would wait for a copy
+            elif order.do == "secure":  # answer immediately, or the launcher would wait for a copy
                 nothing = SecureAnswer(self._rank, -1, False, "the script protects nothing")
                 self._mine.say(WorkerMessage("secured", secured=nothing))
-            elif order.what == "drill":
+            elif order.do == "drill":
                 self._drill.obey(order.drill)
 
 

@@ -47,9 +47,8 @@ SAVE_AT_REST_S = 60.0  # the longest time between two saves, for cursors and bas
 SAVE_DEADLINE_S = 5.0  # changes are reported without being saved if the disk takes longer
 LAST_SAVE_S = 0.5  # limit for the last save; the agent exits within 2 s of SIGTERM even if the disk hangs
 FORGET_EVERY_S = 3600.0
-LOST_EVERY_S = (
-    60.0  # how often the loss of the state is reported while its disk hangs: well within its hold time
-)
+# how often the loss of the state is reported while its disk hangs: well within its hold time
+LOST_EVERY_S = 60.0
 XIDS, MEMORY, OWN_LOSSES = "sensor/xids", "sensor/memory", "sensor/agent"
 NO_SENSORS = (XIDS, MEMORY, OWN_LOSSES)  # what the agent reports about itself
 DESCRIBING = ("gpu_state", "nvml")  # the checks whose facts describe the entity

@@ -5,9 +5,8 @@ valid, the agent uses it from the next cycle on. If the file is missing, unreada
 policy stays in force, even across restarts, because a copy is kept beside the saved state. One mistake in a
 file that a whole fleet mounts must not stop every agent.
 
-The beginning of a TOML file is often valid by itself, and means something else. New content is therefore
-adopted only if two reads in a row have found it. A file that has become empty is assumed to have been cut
-off.
+The beginning of a TOML file is often a valid file with another meaning. New content is therefore adopted
+only if two reads in a row have found it. A file that has become empty is assumed to have been cut off.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class PolicyFile:
         before = self.current
         try:
             text = self._content()
-            if text != self._tried and not self._is_settled(text):
+            if text != self._tried and not self._confirm(text):
                 return ()
             self._unsettled = 0
             if asked or text != self._tried:
@@ -122,8 +121,8 @@ class PolicyFile:
             self._tried = _UNREAD  # the same content counts as a change when it can be read again
             raise
 
-    def _is_settled(self, text: str | None) -> bool:
-        """Return True if a content is that of the last read, or of the last good file.
+    def _confirm(self, text: str | None) -> bool:
+        """Note what a read has found. Return True if the last read, or the last good file, had the same.
 
         Raises BadPolicy if the file keeps changing.
         """

@@ -283,9 +283,8 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         "history": state.history,
         "next_seq": state.next_seq,
         "calm": state.clean_time.dump(),
-        "calm_released_s": list(
-            state.clean_time.paused_s
-        ),  # the name is from a version in which only a release paused the counts
+        # The name is from a version in which only a release paused the counts.
+        "calm_released_s": list(state.clean_time.paused_s),
         "calm_needs": [sorted(each) for each in state.clean_time.needs],
         "evidence": state.evidence,
         "positions": state.positions,

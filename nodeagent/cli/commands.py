@@ -227,7 +227,7 @@ def history(options: argparse.Namespace) -> int:
 
 def inject(options: argparse.Namespace) -> int:
     """Inject an observation into a running `serve --test`."""
-    asked = {"what": options.what, "value": options.value, "entity": options.entity}
+    asked = {"what": options.kind, "value": options.value, "entity": options.entity}
     request = urllib.request.Request(
         f"http://{options.to}/v1/inject", json.dumps(asked).encode(), {"Content-Type": "application/json"}
     )
@@ -278,7 +278,7 @@ def forget(options: argparse.Namespace) -> int:
     entity = _entity_with_baseline(options.baseline, options.entity, folder) if options.entity else ""
     _recorded(folder, lambda: operator_requests.record_forget(folder, options.baseline, entity, options.why))
     of = f" of {entity}" if entity else ""
-    output.show(f"{options.baseline}{of}: recorded; the agent forgets it within seconds, and learns it again")
+    output.show(f"{options.baseline}{of}: recorded; the agent will forget it within seconds and relearn it")
     return 0
 
 

@@ -31,6 +31,8 @@ POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
 LOGS = ("auto", "kmsg", "journal", "none")
 
+# The names that other tools give to these options.
+_OTHER_SPELLINGS = {"--port": "--listen", "--address": "--listen", "--format": "--json", "--reason": "--why"}
 _SOME_GPU = "gpu/0000:00:00.0"  # of an injected Xid, unless --entity is given
 
 _EPILOG = """\
@@ -58,10 +60,12 @@ class _Parser(argparse.ArgumentParser):
     def _in_words(self, message: str) -> str:
         if found := _MISSING.fullmatch(message):
             first = found["names"].split(", ")[0]
-            return f"missing {found['names']}: expected {self._described(first)}"
+            return f"missing {first}: expected {self._described(first)}"
         if found := _CHOICE.fullmatch(message):
-            allowed = found["choices"].replace("'", "")
-            return f"invalid value {found['value']} for {found['name']}: expected {allowed}"
+            allowed = found["choices"].replace("'", "").split(", ")
+            close = close_match(found["value"].strip("'"), allowed)
+            hint = f"did you mean {close!r}? " if close else ""
+            return f"invalid value {found['value']} for {found['name']}: {hint}expected {_either(allowed)}"
         if found := _VALUE.fullmatch(message):
             return f"invalid value {found['value']} for {found['name']}: {found['rest']}"
         if found := _LACKS.fullmatch(message):
@@ -69,11 +73,16 @@ class _Parser(argparse.ArgumentParser):
         return message
 
     def _described(self, name: str) -> str:
-        """Return the help of the option or argument `name`."""
+        """Return what the option or argument `name` accepts: its choices, or else its help."""
         for action in self._actions:
             if name in (action.dest, action.metavar, "/".join(action.option_strings)):
-                return action.help or ", ".join(map(str, action.choices or ())) or name
+                return _either([*map(str, action.choices or ())]) or action.help or name
         return name
+
+
+def _either(words: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -87,13 +96,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         argv = ["--help"]
     if not argv[0].startswith("-") and argv[0] not in commands:
-        raise BadInput(f"node: unknown command {argv[0]!r}: {_near(argv[0], commands)}")
+        raise BadInput(f"node: unknown command {argv[0]!r}{_near(argv[0], commands, 'commands')}")
+    if argv[0] == "explain" and len(argv) > 1 and argv[1].isdecimal():
+        code = argv[1][:20]
+        raise BadInput(f"node explain: missing SUBJECT: did you mean `holdfast node explain xid {code}`?")
     found, unknown = parser.parse_known_args(list(argv))
     if unknown:
-        known = [each for action in commands[found.command]._actions for each in action.option_strings]
+        names = [each for action in commands[found.command]._actions for each in action.option_strings]
+        known = [each for each in names if each not in ("-h", "--help")]
         what = unknown[0].partition("=")[0]
-        raise BadInput(f"node {found.command}: {_unknown(what)} {what!r}: {_near(what, known)}")
-    if found.command == "inject" and found.what == "sample" and not found.entity:
+        raise BadInput(f"node {found.command}: {_unknown(what)} {what!r}{_near(what, known, 'options')}")
+    if found.command == "inject" and found.kind == "sample" and not found.entity:
         which = "expected the entity that the check is about, such as gpu/0000:3b:00.0, node or disk//"
         raise BadInput(f"node inject: missing --entity for sample {found.value!r}: {which}")
     if found.command == "inject":
@@ -115,10 +128,11 @@ def _check_publishing(found: argparse.Namespace) -> None:
         raise BadInput(f"--publish: the API server is unknown: expected --api-server, or ${API_HOST}")
 
 
-def _near(word: str, known: Sequence[str] | dict[str, _Parser]) -> str:
-    close = close_match(word, known, 0.75 if word.startswith("--") else 0.5)
-    hint = f"did you mean {close}? " if close else ""
-    return f"{hint}expected {', '.join(known)}"
+def _near(word: str, known: Sequence[str] | dict[str, _Parser], what: str) -> str:
+    """Return the end of a message about the unknown `word`: the name that is probably meant, or all names."""
+    meant = _OTHER_SPELLINGS.get(word, "")
+    close = meant if meant in known else close_match(word, known, 0.8 if word.startswith("--") else 0.5)
+    return f": did you mean {close!r}?" if close else f"; {what} are {', '.join(known)}"
 
 
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:
@@ -137,8 +151,10 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
     _records(made["history"], made["clear"], made["forget"])
     _releasing(made["release"])
     _injecting(made["inject"])
-    made["explain"].add_argument("subject", choices=SUBJECTS)
-    made["explain"].add_argument("code", help="a number such as 79, or the name of a check or kernel line")
+    made["explain"].add_argument("subject", metavar="SUBJECT", choices=SUBJECTS, help=_either(SUBJECTS))
+    made["explain"].add_argument(
+        "code", metavar="CODE", help="a number such as 79, or the name of a check or kernel line"
+    )
     _shared(made)
     return parser, made
 
@@ -247,8 +263,13 @@ def _records(history: _Parser, clear: _Parser, forget: _Parser) -> None:
     history.add_argument(
         "--limit", type=_COUNT, default=50, metavar="N", help="how many of the newest changes to print (50)"
     )
-    clear.add_argument("entity", help="the entity, as in `node check`: gpu/0000:3b:00.0")
-    forget.add_argument("baseline", choices=tuple(BASELINES), help="what to forget")
+    clear.add_argument("entity", metavar="ENTITY", help="the entity, as in `node check`: gpu/0000:3b:00.0")
+    forget.add_argument(
+        "baseline",
+        metavar="BASELINE",
+        choices=tuple(BASELINES),
+        help=f"what to forget: {_either(tuple(BASELINES))}",
+    )
     forget.add_argument(
         "--entity",
         default="",
@@ -276,9 +297,12 @@ def _releasing(release: _Parser) -> None:
 
 def _injecting(inject: _Parser) -> None:
     inject.add_argument(
-        "what", choices=("xid", "kernel", "sample"), help="a GPU's Xid, a kernel line, or a check's sample"
+        "kind",
+        metavar="KIND",
+        choices=("xid", "kernel", "sample"),
+        help="xid, kernel or sample: a GPU's Xid, a kernel line, or a check's sample",
     )
-    inject.add_argument("value", help="the code, the line, or CHECK=VALUE")
+    inject.add_argument("value", metavar="VALUE", help="the code, the line, or CHECK=VALUE")
     inject.add_argument(
         "--entity",
         default="",

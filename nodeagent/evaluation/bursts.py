@@ -43,9 +43,8 @@ class EventBursts:
     texts: list[tuple[float, str]] = field(default_factory=list)  # newest last
     heard: dict[str, float] = field(default_factory=dict)  # by sensor: when it last reported the event
     inherited: list[Burst] = field(default_factory=list)  # the bursts of dropped variants with this meaning
-    recurring: list[Burst] = field(
-        default_factory=list
-    )  # the bursts of dropped variants at which the variant had recurred
+    # the bursts of dropped variants at which the variant had recurred
+    recurring: list[Burst] = field(default_factory=list)
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
     exact: bool = False  # no limit on the moments here, because `thinned_marks` limits them
 

@@ -17,9 +17,8 @@ from nodeagent.model import HealthFinding, Level
 from nodeagent.policy.rules import CLEARED_BY, Bound, Clears, Meaning, Rule
 
 CONTAINED_XID, UNCONTAINED_XIDS = 94, (48, 95)
-BY_ITS_BOUND = (
-    ""  # names growth that the rule in force at the time called unhealthy, and growth stored by older agents
-)
+# names growth that the rule in force at the time called unhealthy, and growth stored by older agents
+BY_ITS_BOUND = ""
 MAX_AMOUNTS = 16
 TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be seen in either order
 

@@ -17,9 +17,8 @@ from nodeagent.evaluation.bursts import NEVER_OFF, Burst, EventBursts, TimeOff
 from nodeagent.model import DRIVER, NODE, Action, Level, kind_of
 from nodeagent.policy.rules import Meaning
 
-MAX_SERIES = (
-    2048  # per kind of entity; a node has no more than about 250 pods, with three series for each volume
-)
+# per kind of entity; a node has no more than about 250 pods, with three series for each volume
+MAX_SERIES = 2048
 MAX_EVENTS = 2048
 MAX_OWN = 16384  # the same for the node's own hardware: 64 GPUs with 256 codes each
 MAX_VARIANTS = 16

@@ -154,9 +154,8 @@ class EvidenceRetention:
         decisive = self._judge.decisive_series()
         self._evidence.series = {
             place: held
-            for place, held in tuple(
-                self._evidence.series.items()
-            )  # `of_series` drops one that it cannot evaluate
+            # A copy, because `of_series` drops a series that it cannot evaluate.
+            for place, held in tuple(self._evidence.series.items())
             if held.last_s >= before_s or place in decisive or self._judge.of_series(place) is not None
         }
         ended, oldest_s = self._ended(before_s)

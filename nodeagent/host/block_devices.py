@@ -53,7 +53,7 @@ class BlockTree:
         return ""
 
     def identity(self, name: str) -> str:
-        """Return an identifier that differs for a later device of the same name; "" if there is none."""
+        """Return an identifier that tells this device from a later one with the same name; "" if none."""
         for kind in ("block", "nvme"):
             try:
                 return str(Path(f"{self._sys}/class/{kind}/{name}").stat().st_ino)

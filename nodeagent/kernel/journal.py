@@ -116,9 +116,8 @@ class JournalSensor:
         self.progress = CallProgress()
         self._child: LineProcess | None = None
         self._undead: list[LineProcess] = []  # killed, but not ended
-        self._proven_s = float(
-            "-inf"
-        )  # when the child last wrote a line, or was last proven to have missed none; monotonic
+        # when the child last wrote a line, or was last proven to have missed none; monotonic
+        self._proven_s = float("-inf")
         self._heard = False  # whether an entry has arrived since the journal was opened
         self.cursor = cursor if cursor.isprintable() else ""
 
@@ -144,7 +143,7 @@ class JournalSensor:
         self._undead = [each for each in self._undead if each.is_alive()]
         if self._undead:  # its disk hangs; further processes would only wait for it, too
             raise Unavailable(
-                f"{self._journalctl} (process {self._undead[0].pid}) was killed, but does not end"
+                f"{self._journalctl} (process {self._undead[0].pid}) was killed but has not exited"
             )
         try:
             self._child = LineProcess(self.command())

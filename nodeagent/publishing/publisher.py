@@ -27,9 +27,8 @@ from nodeagent.server.http_api import SILENT_S
 
 END_S = 1.0  # the limit on the last write; the agent ends within 2 s of SIGTERM
 
-Write = Callable[
-    [Mapping[str, Any], float], NotWritten | None
-]  # the patch, the limit on each wait in seconds
+# the patch, the limit on each wait in seconds
+Write = Callable[[Mapping[str, Any], float], NotWritten | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class NodePublisher:
         self._thread.start()
 
     def stop(self, within_s: float = END_S) -> None:
-        """Publish that the agent was stopped, unless that takes longer than `within_s`."""
+        """Publish that the agent has stopped; give up after `within_s` seconds."""
         self._ending.set()
         with self.agent.looked:
             self.agent.looked.notify_all()

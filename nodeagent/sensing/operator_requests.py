@@ -259,7 +259,7 @@ class OperatorRequests:
         """Return True if the file does not begin with what was read of it."""
         return size < self._offset or self._end not in (None, _end_of(file, self._offset))
 
-    def _is_new(self, request: Mapping[str, Any]) -> bool:
+    def _note_request(self, request: Mapping[str, Any]) -> bool:
         """Note when a request was made; return False if its line is read again and has taken effect."""
         made, newest = _request_time(request), self._newest
         if newest is None or made is None:
@@ -272,23 +272,18 @@ class OperatorRequests:
 
     def _observed(self, line: bytes) -> Iterable[Observation]:
         request = _parse(line)
-        is_new = self._is_new(request)
+        is_new = self._note_request(request)
         at_s = effective_s(request, self._clock.anchor, self._clock.now_s())
         if at_s is None:
             return
         entity = request.get("entity")
         if isinstance(entity, str) and entity:
-            if (
-                not is_new
-            ):  # it has taken effect; without an agent's time, it would do so again at a later time
+            if not is_new:  # without an agent's time, it would take effect again, at a later time
                 return
             yield Observation(at_s, "cleared", entity, self.name, text=line.decode(errors="replace"))
         elif "baseline" in request:
-            if (
-                is_new
-                and (forget := baselines.parse_request(request["baseline"], request.get("of", "")))
-                is not None
-            ):
+            forget = baselines.parse_request(request["baseline"], request.get("of", "")) if is_new else None
+            if forget is not None:
                 self.forgets.add(forget)
         else:
             self._take_release(request)

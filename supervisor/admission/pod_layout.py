@@ -41,10 +41,8 @@ MAX_JOB_RANKS = 32_768
 
 # Annotations that the injector sets: what it injected, as JSON, or why it injected nothing.
 INJECTED = PREFIX + "injected"
-MAX_INJECTED, MAX_INJECTED_VALUES = (
-    16_384,
-    1_000,
-)  # characters and values of that JSON, which users can change
+# characters and values of that JSON, which users can change
+MAX_INJECTED, MAX_INJECTED_VALUES = 16_384, 1_000
 NOT_INJECTED = PREFIX + "not-injected"
 
 # The supervisor finds the injected pods by this label.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.protocol.drills import DRILLS
 from supervisor.cli import command_options
 from supervisor.cli.api_client import (
     ApiClient,
@@ -84,11 +85,7 @@ def show_caused(
         named = {"run": name, "injected": command.kind, "rank": command.rank}
         say_json({"schema": SCHEMA, **named, **(answer or {})})
         return
-    where = {
-        "supervisor": "the supervisor",
-        "sidecar": f"the sidecar of rank {command.rank}'s member",
-        "member": f"the member of rank {command.rank}",
-    }.get(command.kind, f"rank {command.rank}")
+    where = DRILLS[command.kind].target.format(rank=command.rank)
     note = " ".join(str((answer or {}).get("note") or "").split())
     but = f", but {note}" if note else ""
     say(f"{command.kind} sent to {where} of {title(run)}{but}; `holdfast incidents` shows the outcome")

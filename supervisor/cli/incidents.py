@@ -1,4 +1,4 @@
-"""`holdfast incidents` and `holdfast explain`: list the faults of a run, and describe one of them in full."""
+"""`holdfast incidents` and `holdfast explain`: list the incidents of a run, and explain one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RIGHT = frozenset({2, 3, 4, 5, 6})
 _ADDED_FIELDS: dict[str, Any] = {"schema": SCHEMA, "overtaken_by": None}  # older records lack these fields
 _BAR = 40  # columns, for the time from the fault to the first new step
 _ENDS_OF_LOG = ("crash", "victim", "hang")  # kinds of faults whose message is the end of the rank's log
-_MEANING = {
+_MEANING: Mapping[str, str] = {  # by `RecoveryStage`
     "fault": "the fault",
     "noticed": "noticed",
     "looked": "stacks and process states gathered",
@@ -235,20 +235,20 @@ def _from_the_beginning(incident: Mapping[str, Any]) -> str:
 
 def _timeline(incident: Mapping[str, Any], style: Style) -> list[str]:
     """Return a line for each stage of the recovery, with its time and a bar for its duration."""
-    stations = [
+    stages = [
         (str(each.get("what")), float(each.get("at_s") or 0.0))
         for each in incident.get("timeline") or []
         # Holdfast secures nothing for a script that keeps its own state.
         if not (incident.get("own_state") and each.get("what") == "secured")
     ]
-    stations.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times remain in order
-    if not stations:
+    stages.sort(key=lambda each: each[1])  # the sort is stable, so stages with equal times remain in order
+    if not stages:
         return []
-    whole_s = max(stations[-1][1], 1e-9)
-    names = [_MEANING.get(name, name) for name, _ in stations]
+    whole_s = max(stages[-1][1], 1e-9)
+    names = [_MEANING.get(name, name) for name, _ in stages]
     width = max(map(len, names))
     lines, before_s = [], 0.0
-    for name, (_, at_s) in zip(names, stations, strict=True):
+    for name, (_, at_s) in zip(names, stages, strict=True):
         begin, end = round(before_s / whole_s * _BAR), round(at_s / whole_s * _BAR)
         bar = " " * begin + style.sign("bar") * (end - begin)
         lines.append(f"{name:{width}}  {at_s * 1000:9,.1f} ms  {style.paint(bar, CYAN)}".rstrip())

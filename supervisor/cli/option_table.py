@@ -117,8 +117,8 @@ Prints the step, the loss, what is saved, the last incident, the state of each r
 time went. Works during and after a run."""
 
 _INCIDENTS_ABOUT = """\
-Prints for each fault what happened, to which rank, at which step, how long it took to notice and
-to recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one fault in
+Prints for each incident what happened, to which rank, at which step, how long it took to notice and
+to recover, how many steps were lost, and the remedy. `holdfast explain ID` prints one incident in
 full."""
 
 _EXPLAIN_ABOUT = """\
@@ -239,7 +239,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             _STATUS_ABOUT,
         ),
         "incidents": CommandSpec(
-            "list the faults of a run, one per line",
+            "list the incidents of a run, one per line",
             (_DIR, _JSON, *_ON_CLUSTER),
             (
                 ("holdfast incidents", "a table"),
@@ -249,7 +249,7 @@ COMMANDS: Mapping[str, CommandSpec] = MappingProxyType(
             _INCIDENTS_ABOUT,
         ),
         "explain": CommandSpec(
-            "explain one fault: evidence, decision, timeline, stacks",
+            "explain one incident: evidence, decision, timeline, stacks",
             (_DIR, _JSON, *_ON_CLUSTER),
             (
                 ("holdfast explain i-0003", "one incident"),

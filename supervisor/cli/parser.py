@@ -39,10 +39,16 @@ _LAUNCHERS_OWN = frozenset(
     name for option in COMMANDS["run"].options if option.launchers_own for name in option.names
 ).difference(_SCRIPTS_TOO)
 _TORCHRUNS_OWN = ("--nproc-per-node", "--nnodes", "--max-restarts")
-_MPIRUN_SPELLINGS = {
+_OTHER_SPELLINGS = {  # those of mpirun, DeepSpeed and Accelerate
     "-n": "--nproc-per-node",
     "-np": "--nproc-per-node",
     "--nproc": "--nproc-per-node",
+    "--gpus": "--nproc-per-node",
+    "--ngpus": "--nproc-per-node",
+    "--num-gpus": "--nproc-per-node",
+    "--num-processes": "--nproc-per-node",
+    "--num-nodes": "--members",
+    "--num-machines": "--members",
 }
 _CHANGES_A_RUN = ("stop", "inject")  # never suggested as a correction, because they would change a run
 
@@ -121,8 +127,9 @@ def _command(word: str, rest: Sequence[str]) -> str:
         raise BadInput(f"unknown command {word!r}: to run a script, use `holdfast run {word} ...`")
     harmless = [each for each in known if each not in _CHANGES_A_RUN]
     near = difflib.get_close_matches(word, harmless, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ";"
-    raise BadInput(f"unknown command {word!r}{hint} commands are {', '.join(known)}")
+    if near:
+        raise BadInput(f"unknown command {word!r}: did you mean {near[0]!r}?")
+    raise BadInput(f"unknown command {word!r}; commands are {', '.join(known)}")
 
 
 def _misplaced(word: str, rest: Sequence[str]) -> str:
@@ -257,7 +264,7 @@ def _plain(name: str) -> str:
 def _unknown(name: str, entry: CommandSpec) -> str:
     known = [each for option in entry.options for each in option.names]
     known += [*(each for option in entry.foreign for each in option.names), "--help"]
-    meant = _MPIRUN_SPELLINGS.get(name, "")
+    meant = _OTHER_SPELLINGS.get(_plain(name), "")
     near = meant if meant in known else _near(_plain(name), known)
     if near:
         return f"unknown option {name!r}: did you mean {near!r}?"

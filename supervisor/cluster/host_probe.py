@@ -34,9 +34,8 @@ PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel
 SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed repeatedly
 USUAL_S = 60.0  # the time between two probes of a member that reports
 TICK_S = 0.25
-FIRST_TICK_S = (
-    0.05  # replaces both in the first `FIRST_S` of a leader, which finds its members one after another
-)
+# replaces both in the first `FIRST_S` of a leader, which finds its members one after another
+FIRST_TICK_S = 0.05
 FIRST_S = 10.0
 SUSPECTED_S = 30.0  # how long probes of the previous leader's host are used
 QUIET_TICK_S = 0.5  # replaces `TICK_S` while no member is silent
@@ -63,9 +62,8 @@ class HostRecord:
     asked_ns: int = 0  # when the last probe began
     has_answered: bool = False
     unanswered_ns: int = 0  # when the current series of unanswered probes began; 0 for none
-    suspected_ns: int = (
-        0  # since when the host has not answered probes of another address; 0 if it may answer
-    )
+    # since when the host has not answered probes of another address; 0 if it may answer
+    suspected_ns: int = 0
 
     def after(self, answer: HostAnswer, began_ns: int, wait_s: float) -> HostRecord:
         """Return the record after a probe begun at `began_ns`; the next regular one is due after `wait_s`."""

@@ -64,11 +64,11 @@ class JobTakeover:
             return replace(group.policy, members=size.members, nproc=size.nproc)
         return held_policy(settings, *size)
 
-    def pause_s(self, error: Exception, failed_s: float) -> float:
-        """Return how long to wait before trying to take over the job again, after failures for `failed_s`.
+    def note_failure(self, error: Exception, failed_s: float) -> float:
+        """Log why the job could not be taken over, and return how many seconds to wait before the next try.
 
-        A lasting refusal is recorded as an event, once for each reason. If the owner of the resource is gone,
-        this waits longer before it records an event, because the resource is usually deleted soon.
+        A refusal that lasts, which `failed_s` shows, is also recorded as an event, once for each reason. If
+        the owner of the resource is gone, it must last longer, because the resource is usually deleted soon.
         """
         if not isinstance(error, (ApiError, OSError)):
             log.error("job not taken over", exc_info=error)

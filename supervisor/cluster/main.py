@@ -82,7 +82,7 @@ AGAIN_S = 0.5  # the time between two attempts to read what a new leader needs
 # long. If it were refused, the member would try again only after up to a second.
 HELD_S = 4.0
 MAX_HELD = 2048  # requests that wait
-BRIEF_S = 60.0  # the age of a process that loses the Lease, from which on it begins again by itself
+BRIEF_S = 60.0  # an older process that loses the Lease re-executes itself; a younger one exits
 SHUTDOWN_S = 1.0  # the limit for disconnecting the members, which then connect to the next supervisor
 
 
@@ -489,9 +489,9 @@ def _secret(authorities: tuple[certificates.Authority, ...]) -> bytes:
 def main() -> int:
     """Serve until SIGTERM. If the lease is lost, begin again as a replica that waits for it.
 
-    A new program replaces this one, so nothing of the lost term is left. If the container ended instead, the
-    kubelet would wait for up to five minutes before it starts the next one, and nobody could take over from
-    the new leader. A term that has ended within `BRIEF_S` is no accident, so the container ends then.
+    The process re-executes itself, so no state survives from the lost term. If the container ended instead,
+    the kubelet would wait for up to five minutes before it starts the next one, and nobody could take over
+    from the new leader. A term that has ended within `BRIEF_S` is no accident, so the container ends then.
     """
     logs.setup()
     event_loop.limit_tls_buffers()

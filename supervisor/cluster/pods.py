@@ -11,9 +11,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from supervisor.admission import pod_layout
@@ -131,7 +130,7 @@ class PodBackend:
     # -- called by the controller
 
     @property
-    def members(self) -> Mapping[str, str]:
+    def members(self) -> Collection[str]:
         """The members that can train. Leaving members are excluded, unless all members are leaving.
 
         Withdrawn pods are always excluded.
@@ -142,7 +141,7 @@ class PodBackend:
             for pod in self.pods.values()
             if pod.is_running and pod.uid not in self._withdrawn and (leaving or not pod.is_leaving)
         )
-        return MappingProxyType({pod.member: "running" for pod in there})
+        return dict.fromkeys(pod.member for pod in there)
 
     @property
     def departures(self) -> Mapping[str, Departure]:
@@ -256,7 +255,7 @@ class PodBackend:
         self._withdrawn &= self.pods.keys()
         present = {pod.member for pod in self.pods.values()}
         self._lost = {name: since_s for name, since_s in self._lost.items() if name in present}
-        return dict(before) != dict(self.members)
+        return set(before) != set(self.members)
 
     def announce(self, departures: Mapping[str, Departure]) -> bool:
         """Set which members are about to end; return True if this has changed."""

@@ -87,15 +87,16 @@ class RequestedDrills:
         assert job is not None  # the records exist, so the job does
         if drill.what not in DRILLS:
             return f"unknown drill {drill.what!r}: expected {', '.join(DRILLS)}"
-        if drill.what == "supervisor":
+        executor = DRILLS[drill.what].executor
+        if executor == "supervisor":
             return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
         try:
             pending = job.cause_fault(drill.what, drill.rank)
         except ValueError as error:
             return str(error)
-        if drill.what == "member":
+        if executor == "keeper":
             self._evict_member(job.memory.placement[drill.rank // job.memory.nproc])
-        refused = "" if pending is None else await job.drills.refusal(pending)
+        refused = "" if pending is None else await job.drills.await_outcome(pending)
         return f"{refused}: the drill is withdrawn" if refused else DRILL_DONE
 
 

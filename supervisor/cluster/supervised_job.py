@@ -336,7 +336,7 @@ class SupervisedJob:
                     await self._yield_to(error)
                     return
                 except Exception as error:
-                    await asyncio.sleep(self._takeover.pause_s(error, time.monotonic() - since_s))
+                    await asyncio.sleep(self._takeover.note_failure(error, time.monotonic() - since_s))
                     continue
                 try:
                     is_over = await self._run(found, policy, fresh)

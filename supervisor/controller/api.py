@@ -89,7 +89,7 @@ class _Api:
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
         note = self._job.drill_note(str(what), rank)
-        refusal = "" if requested is None else await self._job.drills.refusal(requested)
+        refusal = "" if requested is None else await self._job.drills.await_outcome(requested)
         if refusal:
             raise web.HTTPConflict(text=f"{refusal}: the drill is withdrawn")
         noted = {"note": note} if note else {}

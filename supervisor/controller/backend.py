@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from supervisor.view.model import Completion, Departure, StopRequest
@@ -15,8 +15,8 @@ class Backend(Protocol):
     """
 
     @property
-    def members(self) -> Mapping[str, str]:
-        """The members that exist, with the state of each ("running")."""
+    def members(self) -> Collection[str]:
+        """The members that exist, in order. A test for one of them takes constant time."""
 
     @property
     def departures(self) -> Mapping[str, Departure]:

@@ -16,7 +16,6 @@ from supervisor.wording import seconds
 
 _MAX_NUMBER = 1 << 62  # a drill's number is the wall-clock time in microseconds; higher numbers are invalid
 STILL_S = 2.0  # shorter times without a step are usual
-_AT_NEXT_STEP = ("hang", "spin", "nan")
 LIMIT_S = 10.0  # a dead sidecar is replaced within one second; a stalled disk can add a few seconds
 
 
@@ -48,7 +47,7 @@ def obstacle(view: View, status: Mapping[str, Any], what: str, rank: int) -> str
             return f"rank {rank} was already stopped"
         return f"rank {rank} is stopped, and carries out no drill unless it is continued"
     still_s = float(status.get("no_step_s") or 0.0)
-    if what not in _AT_NEXT_STEP or still_s < STILL_S:
+    if not DRILLS[what].at_next_step or still_s < STILL_S:
         return ""
     return (
         f"rank {rank} has completed no step for {seconds(still_s)}: the drill takes effect only if it"
@@ -89,7 +88,7 @@ class Drills:
         found = (each for each in self._pending if (each.member, each.generation) == (member, generation))
         return next((each.drill for each in found), None)
 
-    async def refusal(self, pending: PendingDrill, limit_s: float = LIMIT_S) -> str:
+    async def await_outcome(self, pending: PendingDrill, limit_s: float = LIMIT_S) -> str:
         """Wait until a drill is over. Return "" if it was carried out, or the reason why it was withdrawn.
 
         The drill is withdrawn after `limit_s`, or when the caller is cancelled.

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.process import event_loop
+from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.backend import Backend
 from supervisor.controller.drills import Drills, PendingDrill, obstacle
@@ -243,9 +244,8 @@ class Job:
         if isinstance(action, Secure):
             if any(fault.kind == "restore" for fault in action.faults):
                 self.checkpoints.doubt()
-            elif (
-                after.stop or after.end is not None
-            ):  # the final message names checkpoints, so they must exist
+            elif after.stop or after.end is not None:
+                # The final message names checkpoints, so they must exist.
                 self.checkpoints.request_rescan()
         if isinstance(action, Warn):
             log.warning("warning to the user", extra={"why": action.why})
@@ -476,9 +476,10 @@ class Job:
         if not 0 <= rank < self.memory.world_size:
             raise ValueError(f"rank {rank}: this run has ranks 0 to {self.memory.world_size - 1}")
         member = self.memory.placement[rank // self.memory.nproc]
-        if what == "supervisor":
+        executor = DRILLS[what].executor
+        if executor == "supervisor":
             os.kill(os.getpid(), 9)
-        if what == "member":
+        if executor == "keeper":
             self.backend.end_member(member)
             return None
         drill = self.drills.ask(member, self.memory.generation, what, rank)

@@ -57,9 +57,8 @@ REPORT_BYTES = 2 << 20
 RANK_BYTES = 4 << 10
 RATE_BYTES = 2_000_000  # how many bytes a member may send per second, on average
 BURST_BYTES = 4_000_000
-CONVERTED_BYTES = (
-    512  # for each rank, if an update corrects the clock offset and thus all times of the launcher
-)
+# for each rank, if an update corrects the clock offset and thus all times of the launcher
+CONVERTED_BYTES = 512
 LEAST_BYTES = 4096  # a smaller message, such as a ping, is charged this much, because it takes time too
 
 
@@ -102,9 +101,8 @@ class MemberConnection:
     back_ns: int = 0  # see `MemberView`
     stepped_ns: int = 0  # see `MemberView`
     unreached_ns: tuple[tuple[str, int], ...] = ()  # see `MemberView`
-    unanswered_ns: int = (
-        0  # when the member's host stopped answering probes; 0 if it answers, or if this is unknown
-    )
+    # when the member's host stopped answering probes; 0 if it answers, or if this is unknown
+    unanswered_ns: int = 0
     order: MemberOrder | None = None  # the newest order
     sent: MemberOrder | None = None  # the last order that was sent on the current socket
     changed: asyncio.Event = field(default_factory=asyncio.Event)

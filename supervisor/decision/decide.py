@@ -49,7 +49,7 @@ from supervisor.view.model import (
 RESTORE_RETRY_S = 1.0  # the pause before another attempt to restore a state
 VOLUME_RETRY_S = 5.0  # the same pause if the memory volume had no room for the state
 FOREVER_S = 1e9
-MAX_WARNED = 24  # how many places and files to warn about; must be less than `transition.WARNED`
+MAX_WARNED = 24  # how many places and files to warn about; must be less than `transition.MAX_PAST_WARNINGS`
 
 
 class _Case:

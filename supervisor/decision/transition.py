@@ -60,7 +60,7 @@ from supervisor.view.model import (
 
 JUMPS = 64  # loss jumps to remember; a jump matters only until its rank has passed that step
 HISTORY = 1000  # faults to remember
-WARNED = 32  # warnings to remember
+MAX_PAST_WARNINGS = 32  # how many warnings are remembered
 LOST = 256  # lost members to remember after they have ceased to exist and have no ranks
 
 
@@ -218,7 +218,7 @@ def _unchanged(view: View, _action: Look | Dismiss, _: Policy) -> JobState:
 
 
 def _warned(memory: JobState, place: str, text: str) -> tuple[PastWarning, ...]:
-    return (*memory.warned, PastWarning(place, text))[-WARNED:]
+    return (*memory.warned, PastWarning(place, text))[-MAX_PAST_WARNINGS:]
 
 
 def _learned(memory: JobState, action: Learn) -> tuple[LearnedStall, ...]:
@@ -409,7 +409,7 @@ def _missed(memory: JobState, action: Start) -> tuple[MissedWork, ...]:
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[MissedWork, ...]:
-    """Return the work that was already missed and that remains missed if the group resumes at `resumed`."""
+    """Return the missed work that a group resuming at `resumed` does not repeat."""
     return tuple(each for each in memory.missed if resumed.step >= each.step + each.early)
 
 

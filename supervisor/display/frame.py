@@ -9,7 +9,10 @@ from supervisor.display.ansi import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Style, 
 from supervisor.view.model import ENDING_PHASES, PHASES
 from supervisor.wording import count, ettr, number, outcome, seconds, state_name, what
 
-RECOVERING = frozenset({PHASES["forming"], "starting", "restarting", PHASES["looking"], PHASES["securing"]})
+# What a run is doing, if its phase is "running" but its ranks have completed no step yet. `PHASES` has the
+# words for the other phases.
+STARTING, RESTARTING = "starting", "restarting"
+RECOVERING = frozenset({PHASES["forming"], STARTING, RESTARTING, PHASES["looking"], PHASES["securing"]})
 STILL_S = 2.0  # shorter times without a step are not shown
 SILENT_S = 3.0  # if a status is older than this, its age is shown
 MAX_WIDTH = 120  # a wider frame would be harder to read without showing more
@@ -37,11 +40,11 @@ def phase(status: StatusDocument) -> str:
     name = str(status.get("phase") or "forming")
     if name == "running":
         if status.get("open_incident"):
-            return "restarting"
+            return RESTARTING
         if status.get("step") is None:
-            return "starting"
+            return STARTING
     if name == "securing" and status.get("own_state"):  # there is nothing to secure
-        return "restarting" if status.get("open_incident") else PHASES["stopping"]
+        return RESTARTING if status.get("open_incident") else PHASES["stopping"]
     return PHASES.get(name, name)
 
 
@@ -63,7 +66,7 @@ def progress(status: StatusDocument) -> str:
 def recovering(status: StatusDocument, since_s: float) -> str:
     """Return the periodic line of a log during a recovery that takes long: since when, and in which phase."""
     now = phase(status)
-    if now != "restarting":
+    if now != RESTARTING:
         return f"not recovered for {seconds(since_s)}: {now}"
     number = status.get("generation", 0)
     return (
@@ -140,16 +143,14 @@ def has_run(status: StatusDocument) -> bool:
     return (there and not failed) or bool(status.get("finished"))
 
 
-def station(status: StatusDocument) -> str:
+def phase_line(status: StatusDocument) -> str:
     """Return the line about the current phase. A log shows it when the phase changes."""
     name = phase(status)
     if name == "running":
         return generation(status)
     message = " ".join(str(status.get("message") or "").split())
-    is_elsewhere = name in (
-        "restarting",
-        "stopping",
-    )  # the incident's line or the run's last line shows the message
+    # The incident's line or the run's last line shows the message.
+    is_elsewhere = name in (RESTARTING, PHASES["stopping"])
     return f"{name}: {message}" if message and not is_elsewhere else name
 
 
@@ -244,7 +245,7 @@ def _last(status: StatusDocument, width: int, style: Style) -> str:
     opened, last = status.get("open_incident"), status.get("last_incident")
     if opened:
         return "  " + style.paint(clip(what(opened), width - 2, style), YELLOW)
-    if phase(status) not in ("running", "restarting"):
+    if phase(status) not in ("running", RESTARTING):
         message = " ".join(str(status.get("message") or "").split())
         if message:
             return "  " + clip(message, width - 2, style)

@@ -22,10 +22,8 @@ LIVE_BYTES = 512 << 10  # how much text to keep for a slow terminal: more than a
 # writing.
 PLAIN_BYTES = FULL_BYTES - 4 * BUSY_BYTES
 PIECE_BYTES = BUSY_BYTES // 4  # the size of one write; small, to write a burst while it arrives
-_BEGIN, _END = (
-    "\x1b[?2026h",
-    "\x1b[?2026l",
-)  # synchronized output, which the terminal draws in one step
+# synchronized output, which the terminal draws in one step
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class TextOutput(Protocol):
@@ -211,7 +209,7 @@ class PlainDisplay:
         self._quiet = quiet
         self._lines = _Lines(self._out.style, PLAIN_BYTES)
         self._news = StatusNews(incidents)
-        self._station: tuple[object, ...] = ()
+        self._shown: tuple[object, ...] = ()
         self._ran: object = None  # the newest generation whose start has been shown
         self._due_s = float("-inf")
         self._recovers_since_s: float | None = None  # when the recovery in progress was first seen
@@ -229,7 +227,7 @@ class PlainDisplay:
         if rendering.has_run(status) and number != self._ran:
             self._ran = number
             self._lines.add_own(rendering.generation(status))
-        station = (phase, number if phase == "running" else None)
+        shown = (phase, number if phase == "running" else None)
         if not (status.get("open_incident") and phase in rendering.RECOVERING):
             self._recovers_since_s = None
         elif self._recovers_since_s is None:  # the incident has a line at its beginning and at its end
@@ -239,12 +237,12 @@ class PlainDisplay:
             self._lines.add_own(rendering.recovering(status, now_s - self._recovers_since_s))
         if self._recovers_since_s is not None:
             return
-        if station != self._station:
-            self._station = station
+        if shown != self._shown:
+            self._shown = shown
             if phase == "running":
                 self._ran = number
             if phase != PHASES["ended"]:  # `cli.run` prints the end
-                self._lines.add_own(rendering.station(status))
+                self._lines.add_own(rendering.phase_line(status))
             self._due_s = now_s + PROGRESS_S
         elif now_s >= self._due_s and status.get("step") is not None and phase == "running":
             self._due_s = now_s + PROGRESS_S

@@ -23,7 +23,7 @@ SOON_S = 0.05  # how long `poll` waits for a read, which usually takes one or tw
 HANGS_S = 5.0  # a longer read is reported
 READ_S = 1.0  # the time limit for one small file
 END_S = 3.0  # the time limit for the last read
-OLD_S = 10.0  # if the status, which is renewed every second, is older than this, `poll` probes with a write
+OLD_S = 10.0  # `poll` probes with a write if the status is older; it is renewed every second
 
 RankLine = tuple[int, str]  # rank, text
 _WARNS = re.compile(r"holdfast: (?:(?P<of>warning: )(?:rank \d+: )?|rank \d+: )(?P<text>.*)")

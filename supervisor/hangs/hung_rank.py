@@ -124,8 +124,8 @@ def _not_waiting(left: tuple[RankInspection, ...]) -> _Found:
     if lowest == UNKNOWN:
         return found, "has no readable stack while the others wait in a collective"
     where = _innermost(found[0].stack)
-    at = f" but is in {where}" if where else ""
-    return found, f"does not wait in a collective like the others{at}"
+    at = f", but is in {where}" if where else ""
+    return found, f"is not waiting in a collective, unlike the others{at}"
 
 
 def _odd_stack(left: tuple[RankInspection, ...]) -> _Found:

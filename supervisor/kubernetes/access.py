@@ -74,7 +74,7 @@ async def find_access(kubeconfig: str | Path | None = None, context: str | None 
         return await _from_pod(_IN_POD)
     raise ClusterNotConfigured(
         "no cluster is configured: KUBECONFIG is not set, ~/.kube/config does not exist, and this process"
-        " does not run in a pod"
+        " does not run in a pod; set KUBECONFIG to the path of the cluster's kubeconfig"
     )
 
 

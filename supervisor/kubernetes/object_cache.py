@@ -190,9 +190,8 @@ class ObjectCache:
             if is_right or entry.content is None or _uid(entry.content) != identity.uid:
                 self._sizes[identity.namespace] += size - entry.size
                 entry.size = size
-                if not _is_same(
-                    found, entry.content
-                ):  # what callers have derived from an equal object remains valid
+                # What callers have derived from an equal object remains valid.
+                if not _is_same(found, entry.content):
                     entry.content = found
         finally:
             entry.is_reading = False

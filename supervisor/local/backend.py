@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.process.clock import seconds_to_next_tick
 from holdfast.protocol import codec
@@ -44,8 +44,8 @@ class LocalBackend:
         self.known = asyncio.Event()  # set when the first state arrives
 
     @property
-    def members(self) -> Mapping[str, str]:
-        return self._state.members
+    def members(self) -> Collection[str]:
+        return self._state.members.keys()
 
     @property
     def departures(self) -> Mapping[str, Departure]:

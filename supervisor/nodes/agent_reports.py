@@ -133,15 +133,11 @@ def _receive(heard: _Heard, name: str, text: str, now_s: float) -> None:
             heard.malformed = f"its report is about node {str(raw.get('node'))[:80]!r}"
             return
         new = Received(name, raw, now_s)
-        others = [each for each in heard.received if _sender(each) != _sender(new)]
+        others = [each for each in heard.received if reports.sender(each) != reports.sender(new)]
     except Exception as error:  # one bad report must not stop the mirroring of all the other nodes
         heard.malformed = f"its report is invalid: {error}"
         return
     heard.received = [*others, new][-MAX_SENDERS:]
-
-
-def _sender(received: Received) -> tuple[str, str]:
-    return str(received.raw.get("boot_id") or ""), str(received.raw.get("machine_id") or "")
 
 
 def views(

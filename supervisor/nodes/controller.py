@@ -288,7 +288,7 @@ class QuarantineController:
             if write is None or self._left_s() <= 0:
                 break
             await self._write(write)
-        self._service = self._in_service(found)
+        self._update_service(found)
         self._heed_verdicts()
         self._announce(found)
         await self._correct_conditions()
@@ -315,8 +315,8 @@ class QuarantineController:
     def _is_awaited(self, node: NodeView) -> bool:
         return self._reports.is_awaited(node.name, asyncio.get_running_loop().time(), self.settings.policy)
 
-    def _in_service(self, found: NodePlan) -> NodesInService:
-        """Return the nodes in service. Nodes that this process has yet to hear from count as known.
+    def _update_service(self, found: NodePlan) -> None:
+        """Take the nodes in service from a plan. Nodes that this process has yet to hear from count as known.
 
         Otherwise, verdicts would not move any members for half a minute after each change of the leader.
         """
@@ -324,7 +324,8 @@ class QuarantineController:
         awaited = sum(each.name not in out and self._is_awaited(each) for each in found.pool.nodes)
         waived = frozenset(each.name for each in found.pool.nodes if self._is_waived(each))
         self._waived.clear()
-        return NodesInService(replace(found.breaker, unknown=found.breaker.unknown - awaited), out, waived)
+        state = replace(found.breaker, unknown=found.breaker.unknown - awaited)
+        self._service = NodesInService(state, out, waived)
 
     def _is_waived(self, node: NodeView) -> bool:
         """True if an operator has released the node, and knew everything that is wrong with it now."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.fileio import strict_json
-from holdfast.fileio.strict_json import RejectedJson
+from holdfast.fileio.strict_json import RejectedJson, mapping
 from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes.names import (
     CONDITION,
@@ -96,13 +96,13 @@ def prune(
 
     `labels` and `conditions` name further parts to keep, for other observers of the same object.
     """
-    metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (mapping(found.get(part)) for part in ("metadata", "spec", "status"))
     kept = {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
     kept_types = (*_KEPT_CONDITIONS, *conditions)
     for part, names in (("labels", (*_KEPT_LABELS, *labels)), ("annotations", _KEPT_ANNOTATIONS)):
-        values = _mapping(metadata.get(part))
+        values = mapping(metadata.get(part))
         kept[part] = {key: values[key] for key in names if key in values}
-    info = _mapping(status.get("nodeInfo"))
+    info = mapping(status.get("nodeInfo"))
     return {
         "metadata": kept,
         "spec": {key: spec[key] for key in ("taints", "unschedulable") if key in spec},
@@ -123,7 +123,7 @@ def read(found: Mapping[str, Any]) -> KnownNode:
 
 def _unreadable(found: Mapping[str, Any], why: str) -> KnownNode:
     """Return a node with nothing but its identity. It counts as out, because it may have a taint."""
-    metadata = _mapping(found.get("metadata"))
+    metadata = mapping(found.get("metadata"))
     view = NodeView(
         str(metadata.get("name", "")),
         version=str(metadata.get("resourceVersion", "")),
@@ -135,12 +135,12 @@ def _unreadable(found: Mapping[str, Any], why: str) -> KnownNode:
 
 
 def _read(found: Mapping[str, Any]) -> KnownNode:
-    metadata, spec, status = (_mapping(found.get(part)) for part in ("metadata", "spec", "status"))
-    notes, info = _mapping(metadata.get("annotations")), _mapping(status.get("nodeInfo"))
+    metadata, spec, status = (mapping(found.get(part)) for part in ("metadata", "spec", "status"))
+    notes, info = mapping(metadata.get("annotations")), mapping(status.get("nodeInfo"))
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
     view = NodeView(
         str(metadata["name"]),
-        rack=str(_mapping(metadata.get("labels")).get(RACK, "")),
+        rack=str(mapping(metadata.get("labels")).get(RACK, "")),
         cordoned=spec.get("unschedulable") is True,
         ready=conditions.get(READY, {}).get("status") == "True",
         version=str(metadata.get("resourceVersion", "")),
@@ -201,8 +201,8 @@ def calm_times_of(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _verdicts(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    conditions = _mapping(found.get("status")).get("conditions") or ()
-    return [each for each in conditions if _mapping(each).get("type") in VERDICTS]
+    conditions = mapping(found.get("status")).get("conditions") or ()
+    return [each for each in conditions if mapping(each).get("type") in VERDICTS]
 
 
 def read_request(text: str) -> OperatorRequest:
@@ -244,7 +244,3 @@ def _parsed(text: object, most: int) -> Mapping[str, Any]:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text or "").split())[:MAX_NAME]
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

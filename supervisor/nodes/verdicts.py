@@ -87,9 +87,8 @@ class AgentVerdicts:
         self._troubled: dict[str, _Node] = {}  # the nodes that are bad, or were recently
         # when the storm of each rack ends; the key "" stands for the pool
         self._calm_s: dict[str, float] = {}
-        self._waived: frozenset[str] = (
-            frozenset()
-        )  # the nodes that were released when `swaps` was last called
+        # the nodes that were released when `swaps` was last called
+        self._waived: frozenset[str] = frozenset()
 
     def knows(self, name: str) -> bool:
         """Return whether a verdict of this node has been noted."""
@@ -190,7 +189,7 @@ class AgentVerdicts:
         self._calm_s = {rack: at_s for rack, at_s in self._calm_s.items() if at_s > now_s}
 
     def _end_releases(self, service: NodesInService, now_s: float) -> None:
-        """Note the nodes that are bad and no longer released: their fault is new, and nobody expected it.
+        """Note the nodes that are bad and no longer released: their fault is new and unexpected.
 
         While an agent is silent, it is not known whether its node is still released.
         """

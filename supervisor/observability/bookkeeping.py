@@ -104,12 +104,12 @@ class Bookkeeping:
         """Divide the time from the fault to the end of the first new step among the buckets."""
         resumed = memory.launch.restore.step if memory.launch and memory.launch.restore else 0
         self._decided(incident)
-        stations = (
+        stages = (
             (marks.started_ns, Bucket.RENDEZVOUS),
             (marks.joined_ns, Bucket.RESTORE),
             (marks.restored_ns, Bucket.PRODUCTIVE),
         )
-        self._split(stations)
+        self._split(stages)
         at_ns = max(marks.first_step_ns, self.ledger.at_ns)
         self.ledger.trained(resumed + 1, at_ns, int(step_s * 1e9) or None)
         self._step = resumed + 1
@@ -142,8 +142,8 @@ class Bookkeeping:
         if incident.decided_ns:
             self._split(((incident.decided_ns, Bucket.START),))
 
-    def _split(self, stations: tuple[tuple[int, Bucket], ...]) -> None:
-        for at_ns, bucket in stations:
+    def _split(self, stages: tuple[tuple[int, Bucket], ...]) -> None:
+        for at_ns, bucket in stages:
             self.ledger.enter(bucket, max(at_ns, self.ledger.at_ns))
 
 

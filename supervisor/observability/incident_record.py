@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.view.model import Fault, OpenIncident
@@ -11,6 +11,19 @@ from supervisor.view.model import Fault, OpenIncident
 MAX_MESSAGE_CHARS = 4000  # how much of each fault's message is recorded, counted from its end
 # The version of the JSON format of status, incidents and checkpoints. Fields may be added but never change.
 SCHEMA = 1
+# The stages of a recovery, in order. The records of incidents contain the names, so do not rename any.
+RecoveryStage: TypeAlias = Literal[
+    "fault",
+    "noticed",
+    "looked",
+    "secured",
+    "manned",
+    "decided",
+    "started",
+    "joined",
+    "restored",
+    "first step",
+]
 
 
 def incident_id(number: int) -> str:
@@ -132,7 +145,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
 
 
 def _timeline(incident: OpenIncident, marks: StartTimes | None) -> list[dict[str, Any]]:
-    stations = [
+    stages: list[tuple[RecoveryStage, int]] = [
         ("fault", incident.fault_ns),
         ("noticed", incident.noticed_ns),
         ("looked", incident.looked_ns),
@@ -141,10 +154,10 @@ def _timeline(incident: OpenIncident, marks: StartTimes | None) -> list[dict[str
         ("decided", incident.decided_ns),
     ]
     if marks is not None:
-        stations += [
+        stages += [
             ("started", marks.started_ns),
             ("joined", marks.joined_ns),
             ("restored", marks.restored_ns),
             ("first step", marks.first_step_ns),
         ]
-    return [{"what": what, "at_s": _since(incident, at)} for what, at in stations if at]
+    return [{"what": what, "at_s": _since(incident, at)} for what, at in stages if at]

@@ -101,9 +101,8 @@ def _last_known(found: Mapping[str, Any], before: Mapping[str, Any], view: View)
     if found["step"] is None:
         kept |= {name: before.get(name) for name in ("step", "secured_step")}
         kept["total_steps"] = found["total_steps"] or before.get("total_steps")
-        if (
-            view.memory.phase in ENDING_PHASES
-        ):  # a rank may have completed one more step than it last reported
+        # A rank may have completed one more step than it last reported.
+        if view.memory.phase in ENDING_PHASES:
             done = max((kept["step"] or 0, view.memory.save_step))
             kept |= {"step": done or None, "secured_step": done or None}
         kept["own_state"] = found["own_state"] or bool(before.get("own_state"))
@@ -348,9 +347,8 @@ def _member(member: MemberView, view: View) -> dict[str, Any]:
     positions = view.memory.positions
     active = member.name in positions and view.memory.phase != "forming"
     first = positions[member.name] * view.memory.nproc if active else 0
-    role = (
-        "active" if active else "standby" if positions else "new"
-    )  # there is no standby before the first group
+    # There is no standby before the first group.
+    role = "active" if active else "standby" if positions else "new"
     if not member.exists or not member.connected:
         role = "lost" if report is not None or not member.exists else "new"
     if (

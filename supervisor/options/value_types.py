@@ -218,8 +218,14 @@ def _parse_nodes(text: str) -> int:
     """Parse torchrun's N or N:N. Raises `ValueError` for a range N:M with different numbers."""
     low, colon, high = text.partition(":")
     members = _whole(low, 1, _MOST_NODES, _NODES)
-    if colon and _whole(high, 1, _MOST_NODES, _NODES) != members:
-        raise ValueError(f"{low} or {high} (a range is not supported yet)")
+    most = _whole(high, 1, _MOST_NODES, _NODES) if colon else members
+    if members < most:
+        raise ValueError(
+            f"one number; for a range, use --members {most} --min-members {members}, if the script supports"
+            " other numbers of ranks"
+        )
+    if members > most:
+        raise ValueError(f"{low} or {high}")
     return members
 
 

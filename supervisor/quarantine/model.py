@@ -251,9 +251,8 @@ class NodePolicy:
     cooldown_s: float = 1800.0  # a storm ends after this time without another node in trouble
     # If more than this share of the agents of one version report "unhealthy", that version is not trusted.
     cohort_share: float = 0.25
-    cohort_nodes: int = (
-        8  # with fewer agents, only a version newer than the others is suspect, for `cohort_s`
-    )
+    # With fewer agents, only a version newer than the others is suspect, for `cohort_s`.
+    cohort_nodes: int = 8
     cohort_s: float = 86400.0  # how long a node that is out still counts among the agents of its version
     # An alert is raised after `alert_s` for a node that needs a decision, and after `repair_s` for one that
     # needs a repair.

@@ -70,12 +70,12 @@ def _heard(
     known = [each for each in mine if _is_of(each, machine)]
     strangers = [each for each in mine if not _is_of(each, machine)]
     fresh = [each for each in known if now_s - each.at_s <= policy.stale_s]
-    machines = {_sender(each) for each in fresh if not _precedes(each, fresh[-1], now_s, policy)}
+    machines = {sender(each) for each in fresh if not _precedes(each, fresh[-1], now_s, policy)}
     if len(machines) > 1:
         return _refused(node, f"{len(machines)} machines report under its name ({_list(machines)})")
     refused = ""
     if any(now_s - each.at_s <= policy.stale_s for each in strangers):
-        others = _list({_sender(each) for each in strangers})
+        others = _list({sender(each) for each in strangers})
         expected = " ".join(filter(None, (machine.boot_id, machine.machine_id)))
         refused = f"a report under its name is from another machine or boot ({others}; expected {expected})"
     if not known:
@@ -93,7 +93,7 @@ def _refused(node: NodeView, why: str) -> NodeView:
 
 def _is_of(received: Received, machine: Machine) -> bool:
     """True if the report may be from this machine and boot. An agent omits what it does not know."""
-    boot_id, machine_id = _sender(received)
+    boot_id, machine_id = sender(received)
     return (not machine.boot_id or boot_id in ("", machine.boot_id)) and (
         not machine.machine_id or machine_id in ("", machine.machine_id)
     )
@@ -104,7 +104,7 @@ def _precedes(older: Received, newer: Received, now_s: float, policy: NodePolicy
 
     A clone has the machine id of the original, but the original still reports after the clone has booted.
     """
-    (boot_id, machine_id), (new_boot_id, new_machine_id) = _sender(older), _sender(newer)
+    (boot_id, machine_id), (new_boot_id, new_machine_id) = sender(older), sender(newer)
     if machine_id and new_machine_id and machine_id != new_machine_id:
         return False
     if boot_id == new_boot_id:
@@ -126,7 +126,8 @@ def _up_s(received: Received) -> float | None:
         return None  # `read_report` refuses a malformed report
 
 
-def _sender(received: Received) -> tuple[str, str]:
+def sender(received: Received) -> tuple[str, str]:
+    """Return the boot and the machine that a report comes from; "" if the report does not say so."""
     return str(received.raw.get("boot_id") or ""), str(received.raw.get("machine_id") or "")
 
 

@@ -253,7 +253,7 @@ def newest(directory: Path) -> Path:
     except OSError:
         found = []
     if not found:
-        raise BadInput(f"no run in {RUNS} here: name one with --run-dir DIR")
+        raise BadInput(f"no run in {runs.absolute()}: name one with --run-dir DIR")
     return max(found, key=lambda each: (_modified(each), each.name))
 
 

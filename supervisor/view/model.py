@@ -48,7 +48,10 @@ StopRequest: TypeAlias = Literal["", "graceful", "interrupt", "terminate", "now"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure that stops the group. The journal of a newer version may contain other kinds."""
+    """A reason to stop the group: a failure, or a planned change of its members.
+
+    The journal of a newer version may contain other kinds.
+    """
 
     kind: FaultName
     rank: int
@@ -293,9 +296,8 @@ class JobState:
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
     # how many members the group lacks compared with the run's full size (`Policy.min_members`)
     reduced_by: int = field(default=0, metadata=added())
-    sizes: tuple[GroupSize, ...] = field(
-        default=(), metadata=added()
-    )  # the changes of the size, oldest first
+    # the changes of the size, oldest first
+    sizes: tuple[GroupSize, ...] = field(default=(), metadata=added())
     # True after all ranks have reported that the script can run with another number of ranks
     resizable: bool = field(default=False, metadata=added())
     # the members that have made the group larger, until it completes a step

@@ -14,6 +14,7 @@ from holdfast.protocol.drills import DRILLS, DrillExecutor, DrillName
 from holdfast.protocol.launcher_messages import LauncherAction
 from holdfast.protocol.member_messages import MemberAction
 from holdfast.protocol.rank_channel import ForkAction, ForkServerReport, PoolReport, RankAction, RankReport
+from holdfast.worker.drills import RankDrill
 from sidecar import reconciler
 from tests.unit.literals import ROOT
 
@@ -37,8 +38,8 @@ def compared(path: str, field: str) -> set[str]:
         (LauncherAction, set(launcher._HANDLERS)),
         (
             RankAction,
-            compared("holdfast/worker/launcher_channel.py", "what")
-            | compared("holdfast/training/session.py", "what"),
+            compared("holdfast/worker/launcher_channel.py", "do")
+            | compared("holdfast/training/session.py", "do"),
         ),
         (RankReport, set(worker_group._HANDLERS)),
         (
@@ -66,24 +67,39 @@ def test_a_fork_server_serves_each_of_its_orders() -> None:
     assert served == set(get_args(ForkAction))
 
 
-EXECUTES: dict[str, set[str]] = {
-    "rank": compared("holdfast/worker/drills.py", "name"),
-    "launcher": set(worker_group._DRILL_SIGNALS),
-    "sidecar": compared("sidecar/reconciler.py", "what"),
-    "supervisor": compared("supervisor/controller/job.py", "what"),
-    "keeper": compared("supervisor/controller/job.py", "what"),  # the job calls the keeper directly
+BY_RANKS = {
+    each for field in ("name", "_pending") for each in compared("holdfast/worker/drills.py", field)
+} - {""}
+# The executors that recognise their drills by the row, and the module that does so.
+BY_ROW = {
+    "sidecar": "sidecar/reconciler.py",
+    "supervisor": "supervisor/controller/job.py",
+    "keeper": "supervisor/controller/job.py",  # the job calls the keeper directly
 }
 
 
 @pytest.mark.parametrize("name", DRILLS)
 def test_the_process_named_in_a_drills_row_executes_it(name: str) -> None:
-    assert name in EXECUTES[DRILLS[name].executor]
+    drill = DRILLS[name]
+    assert (drill.executor == "launcher") == bool(drill.signal)
+    if drill.executor == "rank":
+        assert name in BY_RANKS
+    elif drill.executor != "launcher":
+        assert drill.executor in compared(BY_ROW[drill.executor], "executor")
 
 
 def test_no_process_executes_a_drill_that_the_table_lacks() -> None:
     assert list(DRILLS) == list(get_args(DrillName))
-    assert EXECUTES.keys() == set(get_args(DrillExecutor))
-    assert set().union(*EXECUTES.values()) <= DRILLS.keys()
+    assert {each.executor for each in DRILLS.values()} == set(get_args(DrillExecutor))
+    assert {name for name, each in DRILLS.items() if each.executor == "rank"} == BY_RANKS
+
+
+@pytest.mark.parametrize("name", DRILLS)
+def test_a_drill_waits_for_the_next_step_if_its_row_says_so(name: str) -> None:
+    waits = RankDrill()
+    if name != "exit":
+        waits.obey(name)
+    assert bool(waits._pending) == DRILLS[name].at_next_step
 
 
 def test_drills_are_single_words() -> None:

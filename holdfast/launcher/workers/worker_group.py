@@ -17,7 +17,7 @@ from holdfast.launcher.workers.warm_pool import MemberSettings
 from holdfast.launcher.workers.worker_process import Worker, WorkerProcess, live_workers, reported_ending
 from holdfast.process import gpu_assignment, logs
 from holdfast.protocol import environment, foreign_text, rank_channel
-from holdfast.protocol.drills import DrillName
+from holdfast.protocol.drills import DRILLS, DrillName
 from holdfast.protocol.launcher_messages import (
     Ending,
     FirstSignal,
@@ -101,7 +101,7 @@ class WorkerGroup:
 
     def start(self, worker: Worker, process: WorkerProcess, descriptors: tuple[int, ...]) -> bool:
         """Start `worker` in a parked process. Return False if the process has died since it was parked."""
-        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
+        order = WorkerOrder("start", self.launch, worker.rank_start, local_rank=worker.local_rank)
         try:
             rank_channel.send(process.control, order, descriptors)
         except rank_channel.Closed:
@@ -141,15 +141,15 @@ class WorkerGroup:
     def cold_environment(self, worker: Worker) -> dict[str, str]:
         """Return the environment of a rank that is started without a warm process."""
         assert self.launch is not None
-        order = WorkerOrder("start", self.launch, worker.order, local_rank=worker.local_rank)
+        order = WorkerOrder("start", self.launch, worker.rank_start, local_rank=worker.local_rank)
         own = {
             environment.START: json.dumps(asdict(order)),
             environment.DIRECTORY: str(self.settings.directory),
             environment.NPROC: str(self.settings.nproc),
         }
-        if worker.order.devices:
-            own[gpu_assignment.VISIBLE] = worker.order.devices
-        return {**os.environ, **environment.rank_environment(self.launch, worker.order), **own}
+        if worker.rank_start.devices:
+            own[gpu_assignment.VISIBLE] = worker.rank_start.devices
+        return {**os.environ, **environment.rank_environment(self.launch, worker.rank_start), **own}
 
     def receive(self, process: WorkerProcess, message: WorkerMessage) -> None:
         """Handle a message from the rank that `process` runs; ignore it if `process` runs no rank.
@@ -253,8 +253,9 @@ class WorkerGroup:
         for worker, process in live_workers(self.workers):
             if worker.local_rank != local_rank:
                 continue
-            if what in _DRILL_SIGNALS:
-                os.kill(process.pid, _DRILL_SIGNALS[what])
+            name = DRILLS[what].signal if what else ""
+            if name:
+                os.kill(process.pid, signal.Signals[name])
                 continue
             try:
                 rank_channel.send(process.control, WorkerOrder("drill", drill=what), wait=False)
@@ -304,9 +305,6 @@ _HANDLERS: Mapping[str, Callable[[WorkerGroup, Worker, WorkerMessage], None]] = 
         "where": WorkerGroup._on_where,
         "left": WorkerGroup._on_left,
     }
-)
-_DRILL_SIGNALS: Mapping[str, signal.Signals] = MappingProxyType(
-    {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 )
 _FROM_ANY_PROCESS = frozenset({"left"})  # the script may run in a process below the rank's own process
 

@@ -59,7 +59,7 @@ class Worker:
 
     rank: int
     local_rank: int
-    order: RankStart
+    rank_start: RankStart
     process: WorkerProcess | None = None
     ending: Ending | None = None
     flag: BadNumber | None = None

@@ -171,9 +171,8 @@ class SnapshotSchedule:
 
     def _copy_if_due(self, step: int) -> None:
         replacement, due = self._replacement, bool(self._every) and step % self._every == 0
-        pending = (
-            self._transfer is not None or self._requests.due is not None
-        )  # its snapshot is not in the arena yet
+        # If true, its snapshot is not in the arena yet.
+        pending = self._transfer is not None or self._requests.due is not None
         if not pending:
             replacement.observe(step, self.arena.steps(self._generation), self._every)
         if due:

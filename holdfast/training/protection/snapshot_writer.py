@@ -31,9 +31,8 @@ MAX_INTERVAL = 1 << 14
 MIN_INTERVAL_S = 1.0
 READER_S = 0.3  # how long to wait for a slot that is being read; a recovery waits for this copy
 PAUSE_S = 0.002
-COPY_LIMIT_S = (
-    10.0  # a device copy never waits for other work, so one that makes no progress for this long is stuck
-)
+# A device copy never waits for other work, so one that makes no progress for this long is stuck.
+COPY_LIMIT_S = 10.0
 
 # The duration and speed of the slowest copy to be expected, if memory is swapped or throttled.
 COPY_S, COPY_BYTES_PER_S = 20.0, 50e6

@@ -1,9 +1,9 @@
-"""Determine which step's state is whole at this instant, and block further writes while it is copied.
+"""Determine which step's state is complete at this instant, and block further writes while it is copied.
 
 An optimizer's writes are between two marks in the device's queue. (In CUDA's terms, a mark is an event, and a
-queue is a stream.) Until the device reaches the first mark, the state before the writes is whole. Once it has
-reached the second mark, the state after the writes is whole. In between, no state is whole. The host may be
-anywhere: in `optimizer.step()`, waiting for a loss, or a step ahead.
+queue is a stream.) Until the device reaches the first mark, the state before the writes is complete. Once it
+has reached the second mark, the state after the writes is complete. Between the two marks, neither state is
+complete. The host may be anywhere: in `optimizer.step()`, waiting for a loss, or a step ahead.
 
 On a CPU, the device is always where the host is.
 """

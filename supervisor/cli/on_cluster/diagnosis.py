@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from holdfast import exit_codes
+from holdfast.fileio.strict_json import mapping
 from supervisor.admission import pod_layout, settings
 from supervisor.cli.on_cluster.jobs import seconds_of
-from supervisor.cli.on_cluster.resource import mapping, view_of
+from supervisor.cli.on_cluster.resource import view_of
 from supervisor.cluster.adoption import pod_facts
 from supervisor.cluster.adoption.pod_facts import ENDED_PHASES
 from supervisor.cluster.pods import member_name

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.errors import BadInput
+from holdfast.fileio.strict_json import mapping
 from supervisor.admission import pod_layout
 from supervisor.cli import command_options
 from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import ClusterConnection, denial
 from supervisor.cli.on_cluster.diagnosis import DoctorFinding, PodSurroundings
 from supervisor.cli.on_cluster.job_source import place
-from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.display.screen import say_all, say_json
 from supervisor.kubernetes.client import PODS, KubernetesObject, ResourceKind

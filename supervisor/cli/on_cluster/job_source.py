@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.fileio.strict_json import mapping
 from supervisor.cli.command_options import ClusterOptions, JobOptions
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
-from supervisor.cli.on_cluster.resource import mapping, recent_of, status_of, view_of
+from supervisor.cli.on_cluster.resource import recent_of, status_of, view_of
 from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.kubernetes.errors import ApiError, NotFound, ServerUnreachable

@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.errors import BadInput
+from holdfast.fileio.strict_json import mapping
 from supervisor.cli import command_options
 from supervisor.cli.api_client import AGED_S, age_of, is_current, outdated
 from supervisor.cli.on_cluster.connection import NOT_INSTALLED, ClusterConnection
-from supervisor.cli.on_cluster.resource import mapping, recent_of, view_of
+from supervisor.cli.on_cluster.resource import recent_of, view_of
 from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.display import frame
 from supervisor.display.screen import say, say_all, say_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.fileio.strict_json import mapping
 from supervisor.kubernetes.client import KubernetesObject
 from supervisor.observability import short_status
 from supervisor.observability.incident_record import SCHEMA
@@ -43,7 +44,3 @@ def recent_of(found: KubernetesObject) -> list[dict[str, Any]]:
     recent = mapping(found.get("status")).get("recent")
     listed = recent if isinstance(recent, list) else []
     return [dict(each) for each in listed if isinstance(each, Mapping) and each.get("id")]
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from supervisor.cli.on_cluster.resource import mapping
+from holdfast.fileio.strict_json import mapping
 from supervisor.cluster.adoption.workload_kinds import WorkloadKind, shipped
 
 _BUILT_IN = ("", "apps", "batch")  # API groups whose kinds kubectl knows by their short names

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.fileio.strict_json import mapping
 from supervisor.admission.pod_layout import MEMBERS
 from supervisor.cluster.adoption import job_membership
 from supervisor.cluster.adoption.job_membership import Adopted, NotAdopted, OwnerChain
@@ -26,7 +27,7 @@ def problem(owner: Mapping[str, Any], path: str, template: Mapping[str, Any]) ->
     kind = shipped().find(str(owner.get("apiVersion")), str(owner.get("kind")))
     if kind is None or kind.instance or kind.below or not kind.size:
         return ""  # a pod, a kind that is not in the table, or one whose size the manifest does not contain
-    content = {**owner, "metadata": {**_mapping(owner.get("metadata")), "uid": _UID}}
+    content = {**owner, "metadata": {**mapping(owner.get("metadata")), "uid": _UID}}
     pod = _pod(content, kind, path, template)
     owners = job_membership.top_owner(pod, lambda _: content)
     found = job_membership.adopt(pod, owners, [pod])
@@ -50,8 +51,8 @@ def _pod(
     owner: Mapping[str, Any], kind: WorkloadKind, path: str, template: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the pod that the owner's controller would create, with only the fields that are read."""
-    metadata, above = _mapping(template.get("metadata")), owner["metadata"]
-    labels = dict(_mapping(metadata.get("labels")))
+    metadata, above = mapping(template.get("metadata")), owner["metadata"]
+    labels = dict(mapping(metadata.get("labels")))
     if part := _part(owner, kind, path.strip()):
         labels |= {source.key: part for source in kind.replica_type if source.place == "label"}
     namespace = above.get("namespace") or "default"
@@ -84,11 +85,7 @@ def _part(owner: Mapping[str, Any], kind: WorkloadKind, path: str) -> str:
         return rest.removeprefix(".").partition(".")[0].lower()
     found: Any = owner
     for key in kind.parts.split("."):
-        found = _mapping(found).get(key)
+        found = mapping(found).get(key)
     number = rest.removeprefix("[").partition("]")[0]
     is_there = isinstance(found, list) and number.isdecimal() and int(number) < len(found)
-    return str(_mapping(found[int(number)]).get(kind.part_name) or "") if is_there else ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return str(mapping(found[int(number)]).get(kind.part_name) or "") if is_there else ""

@@ -7,7 +7,7 @@ together. A fault that the data of a step causes, or a bug that occurs on arbitr
 evidence.
 
 The quarantine treats all faults that runs report about a node as one witness, even if several runs report
-them. This witness supports the findings of the node's agent, and never takes a node out of service by itself
+them. This witness supports the findings of the node's agent, and never takes a node out of service alone
 (`supervisor.quarantine.evidence`).
 """
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from holdfast.fileio.strict_json import mapping
 from holdfast.process import clock as hostclock
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption.job_membership import JobKey
@@ -50,9 +51,8 @@ class OngoingRun:
     uid: object  # the uid of the Supervision
     size: RunSize
     settings: Mapping[str, str]
-    members: tuple[
-        str, ...
-    ]  # all that had ranks or were present, even lost ones; those with ranks come first
+    # all that had ranks or were present, even lost ones; those with ranks come first
+    members: tuple[str, ...]
 
 
 def names(key: JobKey) -> tuple[str, str]:
@@ -185,7 +185,3 @@ def recent_of(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 def owner_of(found: KubernetesObject) -> Mapping[str, Any]:
     return mapping(mapping(found.get("spec")).get("owner"))
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

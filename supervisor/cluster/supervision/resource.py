@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.fileio.strict_json import mapping
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.supervision.contents import (
     KIND,
@@ -19,7 +20,6 @@ from supervisor.cluster.supervision.contents import (
     belongs_to,
     epoch_of,
     held_state_of,
-    mapping,
     names,
     owner_of,
     recent_of,

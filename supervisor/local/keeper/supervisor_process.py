@@ -141,7 +141,7 @@ class SupervisorProcess:
         elif self._watchdog.unkillable(now_s) and not self._reported_unkillable:
             self._reported_unkillable = True
             self._say(
-                f"process {pid}, a supervisor, was killed but does not end, because the kernel waits for a"
+                f"process {pid}, a supervisor, was killed but has not exited, because the kernel waits for a"
                 " device or a file system. The ranks keep training, but the run cannot recover from"
                 " faults until the process ends"
             )

@@ -199,7 +199,7 @@ def test_a_journalctl_that_cannot_be_killed_is_not_joined_by_others(
     monkeypatch.setattr(LineProcess, "is_alive", lambda _: hangs)
     for _ in range(3):
         with pytest.raises(
-            Unavailable, match=rf"\(process {folder.calls()[0][0]}\) was killed, but does not end"
+            Unavailable, match=rf"\(process {folder.calls()[0][0]}\) was killed but has not exited"
         ):
             sensor.open()
     assert len(folder.calls()) == 1

@@ -82,7 +82,7 @@ for order in (WorkerOrder("other"), WorkerOrder("part", argv=("a",)), WorkerOrde
     with far:
         channel.send(ours, order, (far.fileno(), write, read))
     os.close(write)
-    if order.what == "part":
+    if order.do == "part":
         born = channel.receive(line, WorkerMessage)[0]
         print(os.read(read, 9).decode(), born.what)
         os.waitpid(born.pid, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast import parts
 from holdfast.errors import BadInput
+from holdfast.fileio.strict_json import mapping
 from supervisor.admission import pod_layout
 from supervisor.cli.on_cluster import diagnosis
 from supervisor.cli.on_cluster.connection import ClusterConnection
@@ -23,7 +24,6 @@ from supervisor.cli.on_cluster.doctor import (
     WEBHOOK,
     WEBHOOKS,
 )
-from supervisor.cli.on_cluster.resource import mapping
 from supervisor.cluster.supervision.contents import GROUP, SUPERVISIONS
 from supervisor.kubernetes.client import PODS, KubernetesObject
 from supervisor.kubernetes.errors import AlreadyThere, ApiError, NotFound, ServerUnreachable

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.fileio.strict_json import mapping
 from supervisor.admission import pod_layout
 from supervisor.cli.on_cluster.jobs import seconds_of
-from supervisor.cli.on_cluster.resource import mapping
 from supervisor.kubernetes.client import KubernetesObject
 
 _NO_IMAGE = ("ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName")

@@ -106,7 +106,7 @@ def test_buffers_of_any_type_are_restored(dtype: torch.dtype) -> None:
 def test_positions_and_the_loss_guards_history_are_restored() -> None:
     learned, fresh = LossGuard(), LossGuard()
     for loss in range(20):
-        learned.check(loss / 7, 0.5)
+        learned.learn(loss / 7, 0.5)
     blob = state(Buffered(), Position(41), learned).collect()
     position = Position()
     state(Buffered(), position, fresh).restore(blob)
@@ -117,7 +117,7 @@ def test_positions_and_the_loss_guards_history_are_restored() -> None:
 def test_a_blob_without_a_guard_leaves_the_guard_empty() -> None:
     blob = state(Buffered(), Position()).collect()
     guard = LossGuard()
-    guard.check(1.0, None)
+    guard.learn(1.0, None)
     state(Buffered(), Position(), guard).restore(blob)
     assert guard.learned() == LossGuard().learned()
 

@@ -56,7 +56,7 @@ def listen(session: Session, stopped: threading.Event) -> None:
     assert session._rank.channel is not None
     while True:
         order, _ = rank_channel.receive(session._rank.channel.control, WorkerOrder)
-        if order.what == "fork":
+        if order.do == "fork":
             stopped.set()
             return
         session._obey(order)

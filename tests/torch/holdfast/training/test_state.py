@@ -232,6 +232,29 @@ def test_bad_gradients_that_reach_the_state_are_a_fault(kind: type[torch.optim.O
         overflows(kind, how)
 
 
+@pytest.mark.parametrize("loss", [1.0, 50.0])
+def test_the_guard_does_not_learn_the_loss_of_a_step_with_bad_gradients(
+    loss: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(alone())
+    for _ in script.state.steps(20):
+        script.step()
+        script.state.commit(loss=1.0)
+    guard = script.state._private._guard
+    assert guard is not None
+    before = list(guard.learned()["losses"])
+    assert len(before) == 20
+    steps = script.state.steps(21)
+    next(steps)
+    script.optimizer.zero_grad()
+    script.model(torch.full((6, 4), math.nan)).sum().backward()
+    script.optimizer.step()
+    with pytest.raises(NumericFault, match=f"step 20: loss {loss:g} is not a number"):
+        script.state.commit(loss=loss)
+    assert list(guard.learned()["losses"]) == before
+    assert "training continues" not in capsys.readouterr().err  # which a jump alone would cause
+
+
 def test_a_loss_jump_is_judged_by_the_losses_before_it() -> None:
     script = Script(alone(replace(LAUNCH, loss_jump_fault=True)))
     for step in script.state.steps(30):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
+from supervisor.cli import incidents
 from supervisor.cli.incidents import explanation
 from supervisor.display.ansi import Style
+from supervisor.observability.incident_record import RecoveryStage
 from tests.unit.supervisor.status_samples import incident, opened
 
 PLAIN = Style(False, True)
@@ -171,3 +174,7 @@ def test_uncountable_steps_are_reported_as_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, number of lost steps unknown")
     assert "  steps lost: unknown, because all processes that knew the step died" in lines
+
+
+def test_each_stage_of_a_recovery_has_its_words() -> None:
+    assert tuple(incidents._MEANING) == get_args(RecoveryStage)

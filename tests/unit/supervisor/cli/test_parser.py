@@ -138,7 +138,7 @@ def test_torchrun_options_without_effect_are_reported_and_ignored(here: Path) ->
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("--nnodes 1:4", ("'1:4' for --nnodes", "not supported yet")),
+        ("--nnodes 1:4", ("'1:4' for --nnodes", "use --members 4 --min-members 1")),
         ("--node-rank 1", ("'1' for --node-rank", "one machine")),
         ("--rdzv-endpoint trainer-7:29500", ("'trainer-7:29500' for --rdzv-endpoint", "one machine")),
         ("--master_addr trainer-7", ("'trainer-7' for --master_addr", "one machine")),

@@ -79,7 +79,7 @@ async def test_only_probes_and_scrapers_need_no_token(serve: Serve) -> None:
 async def test_a_drill_that_no_sidecar_accepts_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Drills.refusal, "__defaults__", (0.01,))
+    monkeypatch.setattr(Drills.await_outcome, "__defaults__", (0.01,))
     monkeypatch.setattr(Job, "cause_fault", lambda job, what, rank: job.drills.ask("m0", 1, what, rank))
     client = await serve()
     answer = await client.post("/v1/inject", json={"what": "kill"}, headers=KNOWN)
@@ -109,7 +109,7 @@ async def test_reads_between_two_ticks_change_nothing_and_all_return_the_last_pu
         line = job.member_server.connection(f"m{number}")
         line.connected, line.report = True, replace(said, durable=CheckpointReport(12, 1))
     assert isinstance(job.backend, Backend)
-    job.backend.members = {"m0": "running", "m1": "running"}
+    job.backend.members = ("m0", "m1")
     bodies = {path: await _read(client, path) for path in ("/v1/status", "/metrics")}
     before = _state(job, tmp_path)
     for _ in range(500):

@@ -20,7 +20,7 @@ async def test_a_drill_is_sent_with_the_orders_until_a_sidecar_has_carried_it_ou
     assert made.due("m0", 4) is None, "the drill is for other ranks"
     made.update({"m0": asked.drill.number}, 4)
     assert made.due("m0", 3) is None
-    assert await made.refusal(asked) == ""
+    assert await made.await_outcome(asked) == ""
 
 
 async def test_two_drills_of_one_member_are_carried_out_one_after_the_other() -> None:
@@ -35,14 +35,14 @@ async def test_two_drills_of_one_member_are_carried_out_one_after_the_other() ->
 async def test_a_drill_that_is_not_carried_out_is_withdrawn() -> None:
     made = Drills()
     asked = made.ask("m0", 1, "kill", 0)
-    assert "m0 has not carried it out within 0.01 s" in await made.refusal(asked, 0.01)
+    assert "m0 has not carried it out within 0.01 s" in await made.await_outcome(asked, 0.01)
     assert made.due("m0", 1) is None
 
 
 async def test_a_waiting_request_is_answered_as_soon_as_the_drill_is_carried_out() -> None:
     made = Drills()
     asked = made.ask("m0", 1, "kill", 0)
-    waits = asyncio.ensure_future(made.refusal(asked, 60.0))
+    waits = asyncio.ensure_future(made.await_outcome(asked, 60.0))
     await asyncio.sleep(0)
     made.update({"m0": asked.drill.number}, 1)
     assert await waits == ""
@@ -53,7 +53,7 @@ async def test_a_drill_for_ranks_that_are_gone_is_withdrawn_at_once() -> None:
     asked = made.ask("m0", 1, "kill", 0)
     made.update({"m0": 0}, 2)
     assert made.due("m0", 1) is None
-    assert "generation 2" in await made.refusal(asked, 60.0)
+    assert "generation 2" in await made.await_outcome(asked, 60.0)
 
 
 async def test_setting_back_the_wall_clock_does_not_make_a_drill_an_old_one(

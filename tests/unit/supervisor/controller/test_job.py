@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, 
 class Backend:
     """A backend that has reported `members`."""
 
-    members: dict[str, str] = field(default_factory=dict)
+    members: Collection[str] = ()
     stop: StopRequest = ""
     renewed: list[str] = field(default_factory=list)
     volume_error: str = ""
@@ -183,7 +183,7 @@ def seen(job: Job) -> list[tuple[str, bool]]:
 def test_a_sidecar_that_connects_before_its_member_is_known_is_not_lost(job: Job) -> None:
     job.member_server.connection("m0").report = report("m0", None)
     assert seen(job) == []
-    job.backend = Backend({"m0": "running"})
+    job.backend = Backend(("m0",))
     assert seen(job) == [("m0", True)]
     assert job._observe().members[0].report is not None
 
@@ -225,16 +225,16 @@ async def test_a_standby_is_ordered_to_copy_a_state_that_is_on_one_node_only(job
 
 def test_a_members_rack_is_that_of_the_node_that_it_reports(job: Job) -> None:
     job._rack_of = {"n0": "r0"}.get  # type: ignore[assignment]
-    job.backend = Backend({"m0": "running", "m1": "running"})
+    job.backend = Backend(("m0", "m1"))
     job.member_server.connection("m0").report = report("m0", None, node="n0")
     assert [each.rack for each in job.view().members] == ["r0", ""]
     assert [*job.member_server.connections] == ["m0"], "a view creates nothing"
 
 
 def test_a_member_that_the_backend_has_removed_is_gone_until_it_counts_as_lost(job: Job) -> None:
-    job.backend = Backend({"m0": "running", "m1": "running"})
+    job.backend = Backend(("m0", "m1"))
     assert seen(job) == [("m0", True), ("m1", True)]
-    job.backend = Backend({"m1": "running"})
+    job.backend = Backend(("m1",))
     assert seen(job) == [("m1", True), ("m0", False)]
     job.memory = replace(job.memory, lost=("m0",))
     assert seen(job) == [("m1", True)]
@@ -308,7 +308,7 @@ async def test_orders_carry_the_epoch_and_a_next_supervisor_has_a_higher_one_tha
     tmp_path: Path,
 ) -> None:
     job = led(tmp_path)
-    job.backend = Backend({"m0": "running"})
+    job.backend = Backend(("m0",))
     job.memory = replace(job.memory, phase="stopping", exit_code=0)
     await job._give_orders(job.view())
     order = job.member_server.connection("m0").order
@@ -437,7 +437,7 @@ def _full(*_: object) -> None:
 
 
 def test_a_view_changes_nothing_and_an_observation_is_remembered(job: Job) -> None:
-    job.backend = Backend({"m0": "running"})
+    job.backend = Backend(("m0",))
     job.member_server.connection("m0").report = replace(report("m0", None), durable=CheckpointReport(12, 1))
     index = job.checkpoints
     assert isinstance(index, CheckpointIndex)

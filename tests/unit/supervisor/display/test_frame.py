@@ -138,8 +138,8 @@ def test_a_log_line_has_the_essential_figures() -> None:
 
 
 def test_a_change_of_phase_is_a_line() -> None:
-    assert rendering.station(status()) == "generation 3 runs: 2 ranks on 2 members"
-    assert rendering.station({"phase": "forming", "message": "1 of 2 members\nare ready"}) == (
+    assert rendering.phase_line(status()) == "generation 3 runs: 2 ranks on 2 members"
+    assert rendering.phase_line({"phase": "forming", "message": "1 of 2 members\nare ready"}) == (
         "forming: 1 of 2 members are ready"
     )
 

@@ -29,7 +29,7 @@ def one(why: str, number: int = 1) -> HangVerdict:
 NO_STACK = replace(waiting(1), stack="no such process")
 ITEM = ("train_step (train.py:40)", "<module> (train.py:50)")
 OTHER = ("augment (data.py:7)", "<module> (train.py:45)")
-ELSEWHERE = "does not wait in a collective like the others"
+ELSEWHERE = "is not waiting in a collective, unlike the others"
 
 
 def cpu(number: int, seconds: float) -> RankInspection:
@@ -70,10 +70,10 @@ def inspections(*inspected: RankInspection) -> tuple[RankInspection, ...]:
             inspections(waiting(0), replace(waiting(1), phase=3)),
             one("is furthest behind within step 10: phase change 2 against 2"),
         ),
-        (inspections(waiting(0), HOOK), one(f"{ELSEWHERE} but is in F.backward (train.py)")),
+        (inspections(waiting(0), HOOK), one(f"{ELSEWHERE}, but is in F.backward (train.py)")),
         (
             inspections(waiting(0), at(1, *IN_LOADER)),
-            one(f"{ELSEWHERE} but is in _PollLikeSelector.select (selectors.py)"),
+            one(f"{ELSEWHERE}, but is in _PollLikeSelector.select (selectors.py)"),
         ),
         (
             inspections(waiting(0), NO_STACK),

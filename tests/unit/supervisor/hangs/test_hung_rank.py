@@ -108,7 +108,7 @@ def test_the_stack_identifies_the_rank_even_if_the_script_publishes_no_phases(
 ) -> None:
     suspicion = named(replace(culprit, phase=DATA, phase_seq=0), at(0, *frames, phase=DATA, seq=0))
     assert suspicion.rank == 1
-    assert "does not wait in a collective" in suspicion.why
+    assert "is not waiting in a collective" in suspicion.why
 
 
 def test_a_rank_that_is_behind_in_steps_is_named_before_one_behind_in_phases() -> None:

@@ -120,7 +120,7 @@ async def test_a_broken_certificate_is_reported(config: Path, text: str | None) 
 
 
 async def test_no_configuration_at_all_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ClusterNotConfigured, match="no cluster is configured"):
+    with pytest.raises(ClusterNotConfigured, match=r"no cluster is configured: .*; set KUBECONFIG to"):
         await find_access()
     with pytest.raises(ClusterNotConfigured, match="does not exist"):
         await find_access(tmp_path / "missing")

@@ -74,7 +74,7 @@ def test_a_value_within_its_bounds_is_read(value_type: ValueType, text: str, val
         (value_types.share, "0", "above 0"),
         (value_types.share, "200%", "up to 1"),
         (value_types.ranks, "all", "auto, cpu or gpu"),
-        (value_types.nodes, "2:4", "2 or 4 "),
+        (value_types.nodes, "2:4", "one number; for a range, use --members 4 --min-members 2"),
         (value_types.nodes, "2:", "1-4096"),
         (value_types.choice("a", "b"), "c", "a or b"),
         (value_types.job, "GPT", "the name of a job, or NAMESPACE/NAME"),

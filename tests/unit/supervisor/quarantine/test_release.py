@@ -53,7 +53,7 @@ def test_an_agent_that_has_lost_its_state_proves_nothing_about_the_time_before()
     assert len(asked(at(OUT, NOW_S + 3600, forgetful))) == 1
 
 
-def test_a_brief_finding_restarts_the_proof() -> None:
+def test_after_a_brief_finding_the_healthy_time_begins_again() -> None:
     flap = replace(NODE, report=report(alone(held_s=1.0)))
     assert asked(at(OUT, NOW_S + DAY_S, flap)) == []
     assert asked(at(OUT, NOW_S + DAY_S, recovered(NODE, 60.0, boot_id="b2"))) == []
@@ -124,7 +124,7 @@ def test_an_avoided_node_returns_only_after_its_sensors_have_seen_it_healthy() -
     assert node_of(settled(later, careful), "a").quarantine is not None
 
 
-def test_a_node_that_has_been_blind_is_not_traded_for_another() -> None:
+def test_a_node_whose_sensors_were_blind_does_not_return_early_to_make_room() -> None:
     """Two incidents: it must be healthy for two hours, and after one it could make room."""
     twice = replace(NODE, history=NODE.history * 2)
     one = replace(POLICY, max_share=0.025)
@@ -280,7 +280,7 @@ def test_each_incident_doubles_the_proof_and_half_of_it_is_forgotten_in_two_week
     assert proof_s(first, now) == 2**0.5 * POLICY.clean_s
 
 
-def test_a_relapse_counts_twice() -> None:
+def test_a_quarantine_after_a_relapse_counts_as_two() -> None:
     again = PastQuarantine(NOW_S, "reset_gpu", relapse=True)
     assert proof_s(PastQuarantine(NOW_S, "reset_gpu"), again) == 4 * POLICY.clean_s
 

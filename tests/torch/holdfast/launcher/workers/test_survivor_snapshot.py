@@ -47,7 +47,7 @@ class Place:
                 order, _ = rank_channel.receive(end, WorkerOrder)
             except BlockingIOError:
                 continue
-            assert (order.what, order.generation) == ("secure", GENERATION)
+            assert (order.do, order.generation) == ("secure", GENERATION)
             found.append(rank)
         return found
 

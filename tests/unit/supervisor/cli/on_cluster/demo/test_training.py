@@ -28,7 +28,7 @@ def test_the_supervised_job_is_the_example_with_other_arguments() -> None:
     assert found == example
 
 
-def test_the_twin_has_its_own_names_and_finds_its_own_master() -> None:
+def test_the_job_without_holdfast_has_its_own_names_and_its_own_master() -> None:
     found = objects(TWIN)
     job, service = found["Job"], found["Service"]
     pod = job["spec"]["template"]
