@@ -30,6 +30,8 @@ from holdfast.protocol.launcher_messages import MAX_CALLS, RankInspection
 WINDOW_S = 0.15
 DUMP_S = 3.0  # py-spy needs about 20 ms, but may never finish if the process is in uninterruptible sleep
 INSPECTION_S = 4 * DUMP_S
+RECENT_S = 30.0  # longer than the time between two inspections of one stall
+MAX_KEPT = 64  # the ranks whose descendants are remembered, several times as many as a member has
 AT_ONCE = 8  # how many processes are inspected in parallel
 _WORKS = 0.03  # a process that uses this share of a core counts as working; periodic wake-ups use less
 # Name prefixes of threads that run libraries' loops. No matter what the script does, these threads wait
@@ -59,6 +61,21 @@ class InspectedRank:
     page: Path
 
 
+class LastInspection:
+    """The descendants of each rank at its last inspection, by the pid of the rank."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, tuple[float, ProcessTree]] = {}
+
+    def exchange(self, pid: int, now: ProcessTree, now_s: float) -> ProcessTree | None:
+        """Keep `now`, and return the last tree of `pid`; None if there is none, or only an old one."""
+        then_s, then = self._trees.get(pid, (0.0, None))
+        if pid not in self._trees and len(self._trees) >= MAX_KEPT:
+            self._trees.clear()  # of generations that have ended
+        self._trees[pid] = now_s, now
+        return then if now_s - then_s <= RECENT_S else None
+
+
 class RankInspector:
     """Runs one inspection at a time, on a separate thread.
 
@@ -68,6 +85,7 @@ class RankInspector:
     def __init__(self, done: Callable[[int, int, tuple[RankInspection, ...]], None]) -> None:
         self._done = done
         self._busy = threading.Lock()
+        self._last = LastInspection()
 
     def begin(
         self, number: int, targets: tuple[InspectedRank, ...], generation: int, inspection_id: int = 0
@@ -81,21 +99,25 @@ class RankInspector:
         self, number: int, targets: tuple[InspectedRank, ...], generation: int, inspection_id: int
     ) -> None:
         try:
-            found = inspect_ranks(number, targets, inspection_id)
+            found = inspect_ranks(number, targets, inspection_id, self._last)
         finally:
             self._busy.release()
         self._done(generation, number, found)
 
 
 def inspect_ranks(
-    number: int, targets: tuple[InspectedRank, ...], inspection_id: int = 0
+    number: int,
+    targets: tuple[InspectedRank, ...],
+    inspection_id: int = 0,
+    last: LastInspection | None = None,
 ) -> tuple[RankInspection, ...]:
     """Inspect all targets, and return the inspections that finish within `INSPECTION_S`. Never raises."""
     found: dict[int, RankInspection] = {}
+    known = last or LastInspection()
 
     def inspect_some(some: tuple[InspectedRank, ...]) -> None:
         for target in some:
-            found[target.rank] = _inspect_rank(number, target, inspection_id)
+            found[target.rank] = _inspect_rank(number, target, inspection_id, known)
 
     # These are daemon threads, because a thread may wait for a process in uninterruptible sleep and must not
     # keep the launcher alive.
@@ -128,7 +150,9 @@ def bounded(inspections: tuple[RankInspection, ...]) -> tuple[RankInspection, ..
     )
 
 
-def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> RankInspection:
+def _inspect_rank(
+    number: int, target: InspectedRank, inspection_id: int, last: LastInspection
+) -> RankInspection:
     command = _py_spy()
     before, began_s = process_stats.tree(target.pid), time.monotonic()
     first, ours, _ = dump(command, target.pid)
@@ -138,7 +162,8 @@ def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> Ran
     rest = blocked_ranks.of(target.pid, second, ours | ours_too)
     after, window_s = process_stats.tree(target.pid), time.monotonic() - began_s
     page = _page(target.page)
-    children, children_cpu_s = _below(before, after)
+    earlier = last.exchange(target.pid, after, time.monotonic())
+    children, sleeping, children_cpu_s = _below(before, after, earlier)
     same = python_stacks.functions(first) == python_stacks.functions(second)
     shown = second
     if same and calls == (thread_waits.LOCK,) and _is_python_lock(command, target.pid, second, ours_too):
@@ -167,6 +192,7 @@ def _inspect_rank(number: int, target: InspectedRank, inspection_id: int) -> Ran
         mark=rest.mark,
         ends=rest.ends,
         meets_unseen=process_stats.may_wait_unseen(target.pid),
+        sleeping=sleeping,
     )
 
 
@@ -258,19 +284,32 @@ def _state(before: Sample, after: Sample) -> str:
     return before.state if after.state == "T" else after.state
 
 
-def _below(before: ProcessTree, after: ProcessTree) -> tuple[int, float]:
-    """Return the number of descendants that were active in the window, and the CPU time of all of them."""
-    works, cpu_s = 0, 0.0
+def _below(before: ProcessTree, after: ProcessTree, earlier: ProcessTree | None) -> tuple[int, int, float]:
+    """Return how many descendants were active in the window or may be, how many of them only sleep, and the
+    CPU time of all.
+
+    A descendant only sleeps if it has neither read nor written since the `earlier` inspection either: it may
+    retry something from time to time.
+    """
+    works, sleeping, cpu_s = 0, 0, 0.0
     for pid, now in after.below.items():
         then = before.below.get(pid)
         if now.state in ("Z", "X"):
             continue
         used_s = now.cpu_s - (then.cpu_s if then else 0.0)
         cpu_s += max(0.0, used_s)
-        moved = then is None or now.io_bytes != then.io_bytes or now.io_calls != then.io_calls
+        moved = then is None or _has_moved(then, now)
         busy = moved or used_s > _WORKS * WINDOW_S or now.state in ("R", "D", "T", "t")
-        works += busy or not _WILL_RUN.isdisjoint(process_stats.waits_of(pid))
-    return works, cpu_s
+        waits = _WILL_RUN.intersection(process_stats.waits_of(pid))
+        works += busy or bool(waits)
+        known = earlier.below.get(pid) if earlier is not None else None
+        is_still = known is not None and not _has_moved(known, now)
+        sleeping += not busy and waits == {thread_waits.SLEEP} and is_still
+    return works, sleeping, cpu_s
+
+
+def _has_moved(then: Sample, now: Sample) -> bool:
+    return now.io_bytes != then.io_bytes or now.io_calls != then.io_calls
 
 
 def _bytes(before: ProcessTree, after: ProcessTree) -> int:

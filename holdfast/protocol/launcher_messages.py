@@ -175,6 +175,8 @@ class RankInspection:
     # Whether it may be waiting for other ranks in a way that looks like work, for example on a device or in
     # MPI.
     meets_unseen: bool = True
+    # How many of `children` have only slept since the last inspection: they may poll, and work or not.
+    sleeping: int = field(default=0, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

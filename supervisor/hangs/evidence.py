@@ -60,15 +60,17 @@ def findings(inspection: RankInspection) -> Findings:
         return Findings(STOPPED)
     if state in ("Z", "X"):
         return Findings(GONE)
-    progress = inspection.moved or inspection.children > 0 or inspection.io_bytes > 0
+    progress = inspection.moved or inspection.children > inspection.sleeping or inspection.io_bytes > 0
     busy = inspection.window_s > 0 and inspection.cpu_s > _BUSY_SHARE * inspection.window_s
     waiting = hung_rank.classify_wait(inspection.stack)
     if waiting == hung_rank.COLLECTIVE or (waiting == hung_rank.BACKWARD and not busy):
-        return Findings(WAITS, COLLECTIVE, progress or busy)
+        return Findings(WAITS, COLLECTIVE, progress or busy or inspection.children > 0)
     if progress:
         return Findings(WORKS, _kind(inspection), True)
     if busy:
         return Findings(BUSY, COMPUTES)
+    if inspection.children:  # as uncertain as a long call: they may be about to work
+        return Findings(BUSY, CHILDREN)
     return Findings(LOCKED, LOCK) if _is_locked(inspection) else Findings(IDLE, _awaited(inspection))
 
 

@@ -43,6 +43,8 @@ def by_script(how: str) -> Callable[[Run, Path, int], Callable[[], object]]:
 CERTAIN = {"stopped": stopped, "absent": by_script("absent"), "lock": by_script("lock")}
 MAY_BE_WORK = {
     "loader": ("read_batch (hanging.py:", "a network or a pipe", 1),
+    # a worker of its loader hangs, and another one polls
+    "poller": ("read_beside_poller (hanging.py:", "work of its child processes", 3),
     "spin": ("spin (hanging.py:", "computing", 3),  # times the limit
 }
 

@@ -7,6 +7,7 @@ waits in several system calls, and must not be taken for work.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from tiny_model import Sampler, train
 from torch.utils.data import DataLoader, TensorDataset
 
+POLLS = "import os, time\nwhile not os.path.exists('/nonexistent'): time.sleep(0.2)"
 folder = Path(sys.argv[1])
 loaders = []
 
@@ -32,9 +34,16 @@ def read_batch(_step: int, sampler: Sampler) -> torch.Tensor:
     if not loaders:
         loaders.append(iter(DataLoader(TensorDataset(torch.zeros(100, 4)), num_workers=1)))
         next(loaders[0])
+    if asked("poller", sampler.rank):
+        read_beside_poller()
     if asked("loader", sampler.rank):
         os.read(os.pipe()[0], 1)
     return sampler.batch()
+
+
+def read_beside_poller() -> None:
+    subprocess.Popen([sys.executable, "-c", POLLS])
+    os.read(os.pipe()[0], 1)
 
 
 def loss_of(_step: int, rank: int, output: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.inspection import process_stats, rank_inspector, thread_waits
-from holdfast.inspection.rank_inspector import InspectedRank
+from holdfast.inspection.process_stats import ProcessTree, Sample
+from holdfast.inspection.rank_inspector import InspectedRank, LastInspection
 from holdfast.process import linux
 from holdfast.protocol import environment
 from holdfast.protocol.launcher_messages import MAX_CALLS, RankInspection
@@ -39,6 +41,7 @@ threading.Thread(target=queue.SimpleQueue().get).start()
 while True:
     select.select([os.pipe()[0]], [], [], 5.0)
 """
+POLLS = "import os, time\nwhile not os.path.exists('/nonexistent'): time.sleep(0.2)"
 HABITS = {
     "loader worker": f"subprocess.Popen([sys.executable, '-c', {LOADER_WORKER!r}]); threading.Event().wait()",
     "lock": "threading.Event().wait()",
@@ -59,6 +62,7 @@ HABITS = {
     "pipe": "os.read(os.pipe()[0], 1)",
     "spin": "while True: pass",
     "child": "subprocess.run([sys.executable, '-c', 'while True: pass'])",
+    "polling child": f"subprocess.Popen([sys.executable, '-c', {POLLS!r}]); threading.Event().wait()",
     "quiet child": "subprocess.Popen(['cat'], stdin=subprocess.PIPE); threading.Event().wait()",
     "writes": "while True: os.write(os.open('/dev/null', 1), b'x' * 99); time.sleep(0.01)",
 }
@@ -160,6 +164,48 @@ def test_the_work_of_child_processes_is_included(pids: dict[str, int]) -> None:
         assert found.children == 1
         found = look_at(pids["child"])
     assert found.children == 1
+
+
+def test_a_child_process_that_only_sleeps_is_told_from_one_that_works(pids: dict[str, int]) -> None:
+    last, target = LastInspection(), InspectedRank(1, pids["polling child"], Path("/nonexistent"))
+    [first] = rank_inspector.inspect_ranks(1, (target,), last=last)
+    assert (first.children, first.sleeping) == (1, 0), "the first inspection cannot tell"
+    while True:  # it does work while it starts
+        [found] = rank_inspector.inspect_ranks(2, (target,), last=last)
+        assert found.children == 1
+        if found.sleeping:
+            break
+    assert evidence.findings(found).shows_progress is False
+    assert evidence.findings(first).shows_progress is True
+
+
+@pytest.mark.parametrize(
+    ("waits", "earlier_io", "age_s", "sleeping"),
+    [
+        (("sleep",), 7, 5.0, 1),
+        (("sleep", "lock"), 7, 5.0, 1),
+        (("sleep",), 6, 5.0, 0),  # it has read since the last inspection
+        (("sleep",), None, 5.0, 0),
+        (("sleep",), 7, 31.0, 0),
+        (("sleep", "network"), 7, 5.0, 0),
+        (("run",), 7, 5.0, 0),
+        (("lock",), 7, 5.0, 0),
+    ],
+)
+def test_a_child_process_sleeps_only_if_it_has_done_nothing_since_the_last_inspection(
+    monkeypatch: pytest.MonkeyPatch,
+    waits: tuple[str, ...],
+    earlier_io: int | None,
+    age_s: float,
+    sleeping: int,
+) -> None:
+    monkeypatch.setattr(process_stats, "waits_of", lambda _: waits)
+    now = ProcessTree(Sample("S", False, 1.0, 0, 0), {9: Sample("S", False, 1.0, 99, 7)})
+    last = LastInspection()
+    if earlier_io is not None:
+        last.exchange(1, replace(now, below={9: Sample("S", False, 1.0, 99, earlier_io)}), 100.0)
+    found = rank_inspector._below(now, now, last.exchange(1, now, 100.0 + age_s))
+    assert found == (int(waits != ("lock",)), sleeping, 0.0)
 
 
 def test_an_idle_worker_of_a_data_loader_is_not_at_work(pids: dict[str, int]) -> None:

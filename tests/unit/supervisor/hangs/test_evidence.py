@@ -96,6 +96,16 @@ def test_each_inspection_has_its_role_and_kind_of_work(
     assert (found.role, found.work) == (role, work)
 
 
+def test_child_processes_that_only_sleep_are_as_uncertain_as_a_long_call() -> None:
+    polls = replace(PLAIN, children=2, sleeping=2)
+    assert evidence.findings(polls) == evidence.Findings(evidence.BUSY, evidence.CHILDREN)
+    assert evidence.findings(replace(polls, children=3)).role == evidence.WORKS
+    assert evidence.findings(replace(LOCKED, children=1, sleeping=1)).role == evidence.BUSY
+    assert evidence.shows_work(polls), "before the first step of a script that does not join"
+    waits = evidence.findings(replace(polls, stack=REDUCING))
+    assert (waits.role, waits.shows_progress) == (evidence.WAITS, True), "it may still save a file"
+
+
 def test_movement_is_evidence_of_work_even_where_others_are_waited_for() -> None:
     assert seen(moved=True).shows_progress
     assert seen(children=1).shows_progress
