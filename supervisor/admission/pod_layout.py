@@ -47,6 +47,10 @@ MAX_INJECTED, MAX_INJECTED_VALUES = (
 )  # characters and values of that JSON, which users can change
 NOT_INJECTED = PREFIX + "not-injected"
 
+# The webhook's warning in a dry run. The API server sends it even if it refuses the injected pod afterwards,
+# for example because of a quota.
+WOULD_INJECT = "this is a dry run; the pod would be injected"
+
 # The supervisor finds the injected pods by this label.
 MEMBER_LABEL = PREFIX + "member"
 IS_MEMBER = "true"

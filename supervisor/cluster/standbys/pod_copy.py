@@ -124,12 +124,17 @@ def standby_pod(
         supervision: The name of the job's Supervision, which owns the standby.
         supervision_uid: The uid of that Supervision.
     """
-    metadata, spec = model["metadata"], copy.deepcopy(dict(model["spec"]))
-    why = _of_kueue(metadata) or _only_for_one_pod(spec, metadata["name"])
-    if why:
+    metadata = model["metadata"]
+    if why := _of_kueue(metadata) or _only_for_one_pod(model["spec"], metadata["name"]):
         return NoCopy(why)
-    for name in _OF_ONE_POD:
-        spec.pop(name, None)
+    return copy_of(model, standby_name(supervision, supervision_uid, number), supervision, supervision_uid)
+
+
+def copy_of(model: KubernetesObject, name: str, supervision: str, supervision_uid: str) -> dict[str, Any]:
+    """Return a copy of the pod `model`, named `name`, that belongs to a Supervision and to nothing else."""
+    metadata, spec = model["metadata"], copy.deepcopy(dict(model["spec"]))
+    for name_of_field in _OF_ONE_POD:
+        spec.pop(name_of_field, None)
     _drop_token(spec)
     if pod_layout.STANDBY_OF in (metadata.get("labels") or {}):
         spec["affinity"] = _without_names(spec.get("affinity") or {})
@@ -138,7 +143,7 @@ def standby_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": standby_name(supervision, supervision_uid, number),
+            "name": name,
             "namespace": metadata["namespace"],
             "labels": {**labels, pod_layout.STANDBY_OF: supervision[:MAX_NAME].rstrip("-.")},
             "annotations": _without(metadata.get("annotations"), _OWNERS_ANNOTATIONS),

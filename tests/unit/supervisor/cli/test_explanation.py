@@ -171,3 +171,9 @@ def test_uncountable_steps_are_reported_as_unknown() -> None:
     lines = explanation(incident(lost_steps=None), PLAIN)
     assert lines[1].endswith("back in 0.13 s, number of lost steps unknown")
     assert "  steps lost: unknown, because all processes that knew the step died" in lines
+
+
+def test_an_incident_says_which_pods_were_created_without_holdfast() -> None:
+    said = "pod gpt-1 was created without Holdfast"
+    assert section(explanation(incident(missed_pods=[said]), PLAIN), "Pods without Holdfast") == [said]
+    assert "Pods without Holdfast" not in explanation(incident(), PLAIN)

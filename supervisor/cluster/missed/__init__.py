@@ -1,0 +1,1 @@
+"""Replace pods that the webhook missed and for which a supervised job waits."""
