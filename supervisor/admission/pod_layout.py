@@ -125,6 +125,9 @@ FIELDS = {
 MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands both variables
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
 
+KUEUE = "kueue.x-k8s.io/"  # the prefix of Kueue's labels and annotations
+KUEUE_QUEUE = KUEUE + "queue-name"
+
 GPU_RESOURCE = "nvidia.com/gpu"
 ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources that only training requests
 NO_GPUS = ("NVIDIA_VISIBLE_DEVICES", "void")  # without this, NVIDIA's runtime gives a container all GPUs

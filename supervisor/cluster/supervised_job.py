@@ -400,7 +400,9 @@ class SupervisedJob:
         if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
         leaving = self.backend.departures.keys()
-        return StandbyNeeds(job.decided, job.policy, self._pods, resource.name, resource.uid, leaving)
+        return StandbyNeeds(
+            job.decided, job.policy, self._pods, resource.name, resource.uid, leaving, self.group.queue
+        )
 
     def _withdraw_standby(self, uid: str, is_going: bool) -> None:
         self.backend.withdraw(uid, is_going)

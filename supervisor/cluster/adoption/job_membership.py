@@ -232,6 +232,19 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
         return NotAdopted(str(error), owners.unread)
 
 
+def queue_label(owners: OwnerChain) -> str:
+    """Return the label of an owner by which Kueue admits the owner's pods; "" if there is none.
+
+    Kueue does not copy it to the pods of most kinds: https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
+    """
+    for owner in owners.owners:
+        metadata = owner.content.get("metadata")
+        labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+        if isinstance(labels, Mapping) and labels.get(pod_layout.KUEUE_QUEUE):
+            return f"{pod_layout.KUEUE_QUEUE} of {owner.reference}"
+    return ""
+
+
 def place_of(pod: object, owners: OwnerChain) -> PlaceInJob | NotAdopted:
     """Return the place that `pod` has in its job if it trains, whether or not it is injected."""
     try:

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from supervisor.admission.pod_layout import MAX_JOB_RANKS
+from supervisor.cluster.adoption import owner_size
 from supervisor.cluster.adoption.job_membership import (
     Adopted,
     GroupFacts,
@@ -15,6 +16,7 @@ from supervisor.cluster.adoption.job_membership import (
     adopt,
     job_key,
     place_of,
+    queue_label,
     read_group,
     top_owner,
 )
@@ -263,3 +265,14 @@ def test_a_pod_that_does_not_train_has_no_place_in_a_job() -> None:
     owner = kubeflow("TFJob", "tfReplicaSpecs", Worker=1, PS=1)
     found = place_of(kubeflow_pod(owner, "ps", 0), chain(kubeflow_pod(owner, "ps", 0), owner))
     assert isinstance(found, NotAdopted)
+
+
+def test_kueues_queue_is_found_at_any_owner() -> None:
+    job_set = made("jobset.x-k8s.io/v1alpha2", "JobSet", "gpt")
+    inner = made("batch/v1", "Job", "gpt-workers-0", {"parallelism": 2}, by=job_set)
+    found = pod("gpt-workers-0-0", inner)
+    assert queue_label(chain(found, inner, job_set)) == ""
+    job_set["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    expected = "kueue.x-k8s.io/queue-name of JobSet team/gpt"
+    assert queue_label(chain(found, inner, job_set)) == expected
+    assert queue_label(chain(found, *map(owner_size.kept, (inner, job_set)))) == expected
