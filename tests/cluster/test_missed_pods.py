@@ -10,12 +10,12 @@ import pytest
 
 from supervisor.cluster.missed.replacement import EVICTED, REFUSED_S, REMAINS
 from tests.cluster.apparatus.absent_webhook import absent_webhook
-from tests.cluster.apparatus.kubernetes_cluster import SYSTEM, ClusterUnderTest, Json
+from tests.cluster.apparatus.dry_run import without_dry_run
+from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest, Json
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.cluster.apparatus.training_job import RECOVERED_S, Observed, TrainingJob, example
 
 POD, OTHER = "gpt-1", "gpt-0"
-SETTINGS = "holdfast-quarantine"
 SIDECAR = "holdfast-sidecar"
 NOTICED_S = 60.0
 LEFT_ALONE_S = 30.0  # several times as long as it takes until a pod is evicted
@@ -24,16 +24,13 @@ LEFT_ALONE_S = 30.0  # several times as long as it takes until a pod is evicted
 @pytest.fixture(scope="module")
 def waiting(installed: ClusterUnderTest, namespaces: Namespaces) -> Iterator[TrainingJob]:
     """Yield a job of two pods that trains forever, while actions are not only announced."""
-    installed.kubectl("create", "configmap", SETTINGS, "-n", SYSTEM, "--from-literal=dry-run=false")
-    try:
+    with without_dry_run(installed):
         objects = example("statefulset.yaml", "--steps=1000000", "--pace=0.05")
         found = TrainingJob(installed, namespaces.make(), objects)
         found.start()
         found.trains()
         found.supervised_by(0)
         yield found
-    finally:
-        installed.kubectl("delete", "configmap", SETTINGS, "-n", SYSTEM)
 
 
 def events(job: TrainingJob, reason: str) -> list[Json]:
