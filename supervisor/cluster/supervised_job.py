@@ -277,7 +277,7 @@ class SupervisedJob:
         if self.job is None or self.is_at_rest or self.has_ended:
             return None
         is_stopping = bool(self._stop.current or self.backend.stop)
-        return missing_members(self.job.memory, self.job.policy.members, self._pods, is_stopping=is_stopping)
+        return missing_members(self.job.memory, self.job.policy, self._pods, is_stopping=is_stopping)
 
     @property
     def supervision(self) -> tuple[str, str]:

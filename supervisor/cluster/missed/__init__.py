@@ -1,1 +1,1 @@
-"""Replace pods that the webhook missed and for which a supervised job waits."""
+"""Replace pods that the webhook missed and that a supervised job lacks."""

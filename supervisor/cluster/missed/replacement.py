@@ -1,4 +1,4 @@
-"""Evict pods that the webhook missed and for which a job of this leader waits, as `rule` decides.
+"""Evict pods that the webhook missed and that a job of this leader lacks, as `rule` decides.
 
 While no job lacks a member, this reads nothing. If a job does, the pods of its namespace that are not members
 are listed, rarely if this finds nothing. Before a pod is evicted, it and its owner are read again, and a dry
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -34,6 +34,7 @@ ROUND_S = 2.5  # the time between two rounds
 LOOK_S = (2.5, 5.0, 10.0, 20.0, 30.0)
 MAX_NAMESPACES = 16  # that are read in one round
 MAX_PODS = 2_000  # missed pods of one namespace that are considered
+SLICE = 20  # pods that are considered before other work may run
 REFUSED_S = 20.0  # the time until a pod that must stay is examined again
 
 EVICTED = "MissedPodEvicted"  # reasons of events
@@ -65,6 +66,12 @@ class _Search:
     seen_s: dict[str, float] = field(default_factory=dict)  # since when each missed pod is known, by uid
     examine_s: dict[str, float] = field(default_factory=dict)  # not to be examined before this time, by uid
     told: dict[str, str] = field(default_factory=dict)  # why each pod stays, as last reported, by uid
+
+    def forget_others(self, uids: Collection[str]) -> None:
+        """Forget all pods except these."""
+        for known in (self.seen_s, self.examine_s, self.told):
+            for uid in [each for each in known if each not in uids]:
+                del known[uid]
 
 
 class MissedPods:
@@ -145,7 +152,9 @@ class MissedPods:
 
         await self._server.list(PODS, namespace, labels=f"!{pod_layout.MEMBER_LABEL}", prune=examine)
         found: dict[JobKey, list[MissedPod]] = {}
-        for pod in candidates:
+        for number, pod in enumerate(candidates):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
             place = self._place_of(pod)
             if isinstance(place, NotAdopted) or place.key not in searches:
                 continue
@@ -155,6 +164,8 @@ class MissedPods:
             has_owner = recreation.controller_of(pod) is not None
             missed = MissedPod(namespace, metadata["name"], uid, place.order, has_owner, seen_s)
             found.setdefault(place.key, []).append(missed)
+        for key, search in searches.items():
+            search.forget_others({each.uid for each in found.get(key, ())})
         return found
 
     async def _replace(self, key: JobKey, search: _Search, pods: list[MissedPod], now_s: float) -> None:
@@ -221,7 +232,7 @@ class MissedPods:
         owner = recreation.controller_of(found) or {}
         why = (
             f"pod {pod.name} was created without Holdfast, because the webhook did not respond, and the job"
-            " waits for this member. The webhook works again, so the pod is evicted, and its owner,"
+            " lacks it. The webhook works again, so the pod is evicted, and its owner,"
             f" {owner.get('kind')} {owner.get('name')}, creates it again"
         )
         log.warning("missed pod evicted", extra={"pod": pod.name, "namespace": pod.namespace})
@@ -243,7 +254,7 @@ class MissedPods:
 
 def _sentence(pod: MissedPod, why: str) -> str:
     return (
-        f"the job waits for pod {pod.name}, which was created without Holdfast, because the webhook did not"
+        f"the job lacks pod {pod.name}, which was created without Holdfast, because the webhook did not"
         f" respond. It is not evicted: {why}"
     )
 

@@ -1,7 +1,8 @@
 """Decide which of the pods that the webhook missed are evicted, so that their owners create them again. Pure.
 
 The webhook misses a pod if it does not respond while the pod is created. The pod then runs without Holdfast.
-If a supervised job waits for this member, it would wait until somebody deletes the pod.
+If a supervised job lacks this pod, as a member or as its next standby, it would lack it until somebody
+deletes the pod.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from supervisor.cluster.pods import PodMember
-from supervisor.view.model import ENDING_PHASES, JobState
+from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
 # How long a missed pod must have been seen before it is evicted, because the mirror of the members' pods may
 # be behind.
@@ -27,7 +28,7 @@ Order = tuple[int, ...]  # the place of a pod in its job, as its controller numb
 
 @dataclass(frozen=True, slots=True)
 class MissingMembers:
-    """What a supervised job lacks: `count` members. Other pods of the owner have the places in `taken`."""
+    """What a supervised job lacks: `count` pods of its owner. Its other pods have the places in `taken`."""
 
     count: int
     taken: frozenset[Order]
@@ -69,29 +70,31 @@ class MissedPlan:
 
 
 def missing_members(
-    memory: JobState, members: int, pods: Collection[PodMember], *, is_stopping: bool
+    memory: JobState, policy: Policy, pods: Collection[PodMember], *, is_stopping: bool
 ) -> MissingMembers | None:
-    """Return what a job lacks; None if it lacks no member, or ends.
+    """Return what a job lacks; None if it lacks no pod of its owner, or ends.
 
-    A standby counts as a member, because it takes over the ranks of a lost one. The job then no longer waits.
+    If a standby takes over the ranks of a lost member, the owner's new pod is meant to be the next standby,
+    so the job lacks that pod, although all of its ranks run. Without a request for standbys, it lacks
+    nothing.
 
     Args:
         memory: The state of the job.
-        members: The number of members that the job trains with.
+        policy: The policy of the job's run.
         pods: All pods of the job that Holdfast supervises, including standbys.
         is_stopping: True if a user has asked for the end of the job.
     """
     if memory.phase in ENDING_PHASES or is_stopping:
         return None
-    if memory.phase == "running" and memory.settled and len(memory.placement) >= members:
-        return None  # it trains with all members
+    trains_whole = memory.phase == "running" and memory.settled and len(memory.placement) >= policy.members
+    if trains_whole and not policy.standby:
+        return None
     there = [each for each in pods if not (each.is_leaving or _has_failed(each))]
-    count = members - len(there)
+    owners = [each for each in there if not each.is_standby]
+    count = min(policy.members - len(owners), policy.members + policy.standby - len(there))
     if count <= 0 or not there:  # if all members are gone, the owner may be ending the job
         return None
-    return MissingMembers(
-        count, frozenset(each.order for each in there if not each.is_standby and each.order)
-    )
+    return MissingMembers(count, frozenset(each.order for each in owners if each.order))
 
 
 def plan(

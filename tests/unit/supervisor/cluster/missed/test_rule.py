@@ -23,7 +23,7 @@ from supervisor.cluster.missed.rule import (
     plan,
 )
 from supervisor.cluster.pods import PodMember, member_name
-from supervisor.view.model import ENDING_PHASES, JobState
+from supervisor.view.model import ENDING_PHASES, JobState, Policy
 
 NOW_S = 10_000.0
 
@@ -39,11 +39,12 @@ def member(number: int, **given: object) -> PodMember:
     return replace(found, **given)  # type: ignore[arg-type]
 
 
+THREE = Policy(members=3)
 SECURING = JobState(world_size=3, nproc=1, phase="securing")
 
 
 def test_a_job_lacks_the_member_whose_pod_is_gone() -> None:
-    found = missing_members(SECURING, 3, [member(0), member(2)], is_stopping=False)
+    found = missing_members(SECURING, THREE, [member(0), member(2)], is_stopping=False)
     assert found == MissingMembers(1, frozenset({(0,), (2,)}))
     assert plan(found, [missed(1)], {}, NOW_S).evict == (missed(1),)
 
@@ -54,43 +55,50 @@ def test_a_job_lacks_the_member_whose_pod_is_gone() -> None:
     ids=["it runs", "it starts", "it has succeeded"],
 )
 def test_a_job_lacks_no_member_whose_pod_is_there(third: PodMember) -> None:
-    assert missing_members(SECURING, 3, [member(0), third, member(2)], is_stopping=False) is None
+    assert missing_members(SECURING, THREE, [member(0), third, member(2)], is_stopping=False) is None
 
 
 @pytest.mark.parametrize(
     "third", [member(1, is_leaving=True), member(1, is_running=False, has_ended=True, exit_code=1)]
 )
 def test_a_pod_that_leaves_or_has_failed_is_missing(third: PodMember) -> None:
-    found = missing_members(SECURING, 3, [member(0), third, member(2)], is_stopping=False)
+    found = missing_members(SECURING, THREE, [member(0), third, member(2)], is_stopping=False)
     assert found == MissingMembers(1, frozenset({(0,), (2,)}))
 
 
-def test_a_standby_stands_in_for_a_member_so_nobody_waits() -> None:
+def test_the_owners_pod_is_the_next_standby_if_the_job_wants_one() -> None:
     standby = member(7, is_standby=True, order=(10**9, 1))
-    assert missing_members(SECURING, 3, [member(0), member(2), standby], is_stopping=False) is None
-    found = missing_members(SECURING, 3, [member(0), standby], is_stopping=False)
-    assert found == MissingMembers(1, frozenset({(0,)})), "the place of a standby is not taken"
+    pods = [member(0), member(2), standby]
+    assert missing_members(SECURING, THREE, pods, is_stopping=False) is None
+    whole = replace(SECURING, phase="running", settled=True, placement=("a", "b", "c"))
+    for memory in (SECURING, whole):
+        found = missing_members(memory, replace(THREE, standby=1), pods, is_stopping=False)
+        assert found == MissingMembers(1, frozenset({(0,), (2,)})), "the place of a standby is not taken"
+    complete = [*pods, member(1)]
+    assert missing_members(whole, replace(THREE, standby=1), complete, is_stopping=False) is None
+    # The owner has all of its pods, so a standby is missing that Holdfast itself creates.
+    assert missing_members(whole, replace(THREE, standby=5), complete, is_stopping=False) is None
 
 
 @pytest.mark.parametrize("phase", sorted(ENDING_PHASES))
 def test_a_job_that_ends_waits_for_nobody(phase: str) -> None:
     memory = replace(SECURING, phase=phase)  # type: ignore[arg-type]
-    assert missing_members(memory, 3, [member(0)], is_stopping=False) is None
-    assert missing_members(SECURING, 3, [member(0)], is_stopping=True) is None
+    assert missing_members(memory, THREE, [member(0)], is_stopping=False) is None
+    assert missing_members(SECURING, THREE, [member(0)], is_stopping=True) is None
 
 
 def test_a_group_that_trains_with_all_members_lacks_none() -> None:
     """Its pods may be listed late, and one of them may be about to leave."""
     memory = replace(SECURING, phase="running", settled=True, placement=("a", "b", "c"))
-    assert missing_members(memory, 3, [member(0)], is_stopping=False) is None
+    assert missing_members(memory, THREE, [member(0)], is_stopping=False) is None
     smaller = replace(memory, placement=("a", "b"))
-    assert missing_members(smaller, 3, [member(0), member(1)], is_stopping=False) is not None
+    assert missing_members(smaller, THREE, [member(0), member(1)], is_stopping=False) is not None
 
 
 def test_a_job_without_any_supervised_pod_is_left_alone() -> None:
     """Its pods may train together without Holdfast."""
-    assert missing_members(SECURING, 3, [], is_stopping=False) is None
-    assert missing_members(SECURING, 3, [member(0, is_leaving=True)], is_stopping=False) is None
+    assert missing_members(SECURING, THREE, [], is_stopping=False) is None
+    assert missing_members(SECURING, THREE, [member(0, is_leaving=True)], is_stopping=False) is None
 
 
 def test_a_pod_that_was_only_just_seen_is_not_evicted_yet() -> None:
