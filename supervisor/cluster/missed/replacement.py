@@ -184,6 +184,8 @@ class MissedPods:
     async def _evict(self, key: JobKey, search: _Search, pod: MissedPod, now_s: float) -> str:
         """Evict a pod, or return why it stays for now. Returns "" also if it has changed or is gone."""
         search.examine_s[pod.uid] = now_s + REFUSED_S
+        place = (key, pod.order)
+        before = self._evictions.get(place, Evictions())
         try:
             found = await self._server.get(PODS, pod.name, pod.namespace)
             if found["metadata"].get("uid") != pod.uid or not was_missed(found):
@@ -198,21 +200,21 @@ class MissedPods:
                 search.due_s = now_s  # the plan is out of date
                 return ""
             version = str(found["metadata"]["resourceVersion"])
+            self._evictions[place] = before.after(now_s)  # it counts even if the answer is lost
             await sent_within(
                 self._term_left_s, self._server.evict(pod.namespace, pod.name, pod.uid, version)
             )
-        except (NotFound, Conflict):  # it is gone or has changed, and will be examined again
-            search.examine_s[pod.uid] = now_s
-            return ""
-        except EvictionBlocked as error:
-            return f"a disruption budget does not allow its eviction now: {error.message}"
         except ApiError as error:
+            self._evictions[place] = before
+            if isinstance(error, NotFound | Conflict):  # it is gone or has changed: examine it again
+                search.examine_s[pod.uid] = now_s
+                return ""
+            if isinstance(error, EvictionBlocked):
+                return f"a disruption budget does not allow its eviction now: {error.message}"
             return f"the API server refuses a request: {error}"
-        except OSError as error:  # the eviction may have been carried out; the next examination shows it
+        except OSError as error:  # the next examination shows whether the pod was evicted
             log.warning("missed pod not replaced", extra={"pod": pod.name, "error": str(error)})
             return search.told.get(pod.uid, "")
-        before = self._evictions.get((key, pod.order), Evictions())
-        self._evictions[key, pod.order] = before.after(now_s)
         self._report_eviction(search, pod, found)
         return ""
 

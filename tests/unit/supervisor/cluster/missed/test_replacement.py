@@ -18,7 +18,7 @@ from supervisor.cluster.missed.replacement import EVICTED, LOOK_S, REFUSED_S, RE
 from supervisor.cluster.missed.rule import SETTLE_S, MissingMembers
 from supervisor.kubernetes.client import ApiServer
 from tests.unit.supervisor.cluster.adoption.workloads import Json, job_of, key_of, made, pod
-from tests.unit.supervisor.cluster.api_server import ServedObjects
+from tests.unit.supervisor.cluster.api_server import LOST_ANSWER, ServedObjects
 
 POD_INDEX = "apps.kubernetes.io/pod-index"
 OWNER = made("apps/v1", "StatefulSet", "gpt", {"replicas": 3})
@@ -314,6 +314,27 @@ async def test_a_failed_request_is_not_fatal() -> None:
         assert (there.evicted, there.reasons) == ([], [])
         del there.served.broken["statefulsets"]
         await there.rounds(REFUSED_S + LOOK_S[-1])
+        assert there.evicted == ["gpt-1"]
+
+
+async def test_an_eviction_whose_answer_is_lost_counts() -> None:
+    async with place() as there:
+        for attempt in range(8):
+            found = missed_pod()
+            found["metadata"]["uid"] = f"uid-gpt-1-{attempt}"
+            there.served.put("pods", found)
+            there.served.faults = [None, LOST_ANSWER]  # of the dry run, and of the eviction
+            await there.rounds(300)
+        assert there.evicted == ["gpt-1"] * 3
+
+
+async def test_a_pod_that_has_changed_since_it_was_read_is_examined_again() -> None:
+    async with place() as there:
+        there.served.put("pods", missed_pod())
+        there.served.faults = [None, 409]
+        await there.rounds(7.5)
+        assert (there.evicted, there.reasons) == ([], [])
+        await there.round(2.5)
         assert there.evicted == ["gpt-1"]
 
 
