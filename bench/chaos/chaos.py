@@ -10,6 +10,8 @@ lists them:
     HOLDFAST_NODE_CUT, HOLDFAST_NODE_HEAL      followed by a node: disconnect it; connect it again
     HOLDFAST_API_SERVER_STOP, ..._CONT         stop the API server's process; continue it
 
+The bench also ends the dry run of the quarantine until it ends itself, unless an operator has configured it.
+
 First, the training runs undisturbed. Then three jobs do the same training while the bench injects one fault
 after another: a Job and a PyTorchJob, each with a standby, and a StatefulSet without one. A fault is injected
 only when all jobs train and all of their standbys are warm, so that they can survive it. If a job does not
@@ -29,7 +31,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,6 +48,7 @@ from bench.harness.console import make_parser, say
 from bench.text import all_met
 from holdfast.errors import BadInput
 from tests.cluster.apparatus.bucket import address
+from tests.cluster.apparatus.dry_run import has_settings, without_dry_run
 from tests.cluster.apparatus.kubernetes_cluster import ClusterUnderTest
 from tests.cluster.apparatus.namespaces import Namespaces
 from tests.s3server.server import ObjectServer, serving
@@ -96,7 +99,9 @@ def _apparatus() -> Iterator[tuple[ClusterUnderTest, Namespaces, DueRepairs]]:
     cluster = ClusterUnderTest()
     namespaces, repairs = Namespaces(cluster), DueRepairs()
     try:
-        yield cluster, namespaces, repairs
+        # In a dry run, the pods that the webhook missed would stay, and their jobs would wait.
+        with nullcontext() if has_settings(cluster) else without_dry_run(cluster):
+            yield cluster, namespaces, repairs
     finally:
         repairs.carry_out_all()
         _remove(namespaces)

@@ -9,6 +9,7 @@ idle only as long as a request's headers may take, unless it has presented the t
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import random
 import socket
@@ -41,6 +42,11 @@ RESENT = 2
 # positions in Linux's `struct tcp_info`: how often the oldest data was sent again, and how many milliseconds
 # have passed since the last acknowledgement
 _RETRANSMITS, _LAST_ACK_MS, _INFO_BYTES = 2, 56, 60
+# The discard port, which today's hosts do not serve. A host whose kernel runs refuses a connection to it.
+UNUSED_PORT = 9
+# Errors of an attempt to connect that come from neighbours of the host, or from a router that has lost the
+# route to it. They are not answers of the host.
+NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 _POLL_S = 1.0
 _NEW_S = 1.0  # a new connection may lack a transport for this long
 

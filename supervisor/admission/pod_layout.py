@@ -45,6 +45,10 @@ INJECTED = PREFIX + "injected"
 MAX_INJECTED, MAX_INJECTED_VALUES = 16_384, 1_000
 NOT_INJECTED = PREFIX + "not-injected"
 
+# The webhook's warning in a dry run. The API server sends it even if it refuses the injected pod afterwards,
+# for example because of a quota.
+WOULD_INJECT = "this is a dry run; the pod would be injected"
+
 # The supervisor finds the injected pods by this label.
 MEMBER_LABEL = PREFIX + "member"
 IS_MEMBER = "true"
@@ -118,6 +122,9 @@ FIELDS = {
 }
 MEMBER = f"$({POD_NAME}).$({POD_UID})"  # the member's name; Kubernetes expands both variables
 STORAGE_REPORTED = "reported"  # the sidecar reports the checkpoints, because the supervisor cannot read them
+
+KUEUE = "kueue.x-k8s.io/"  # the prefix of Kueue's labels and annotations
+KUEUE_QUEUE = KUEUE + "queue-name"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 ACCELERATORS = ("/gpu", "/tpu", "/neuron", "/gaudi")  # suffixes of resources that only training requests

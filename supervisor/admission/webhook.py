@@ -29,7 +29,7 @@ from holdfast.fileio import strict_json
 from holdfast.process import event_loop, logs
 from holdfast.process.network import Door, listen_everywhere
 from holdfast.version import __version__
-from supervisor.admission import injection
+from supervisor.admission import injection, pod_layout
 from supervisor.admission.injection import InjectionContext, NotAsked, Refused
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.client import PODS, ApiServer, PatchType, ResourceKind, connect
@@ -195,7 +195,8 @@ class Admission:
             return {}
         if isinstance(found, Refused):
             return {**_patch(found.patch), "warnings": _warnings((f"Holdfast: not injected: {found.why}",))}
-        notes = tuple(f"Holdfast: {each}" for each in found.notes)
+        tried = (pod_layout.WOULD_INJECT,) if asked.get("dryRun") is True else ()
+        notes = tuple(f"Holdfast: {each}" for each in (*tried, *found.notes))
         return {**_patch(found.patch), **({"warnings": _warnings(notes)} if notes else {})}
 
 

@@ -147,6 +147,7 @@ def explanation(incident: Mapping[str, Any], style: Style) -> list[str]:
         _head(incident, style),
         _section("What was seen", _observations(incident), style),
         _section("What was decided", _decided(incident), style),
+        _section("Pods without Holdfast", [*map(_one_line, incident.get("missed_pods") or ())], style),
         _section("From the fault to the first new step", _timeline(incident, style), style),
         *_stacks(incident, style),
         _section(_title_of_message(incident), _message(incident), style),

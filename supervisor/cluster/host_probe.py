@@ -27,9 +27,10 @@ from enum import Enum
 from typing import NamedTuple, NoReturn
 
 from holdfast.process import event_loop
+from holdfast.process.network import NO_ANSWER, UNUSED_PORT
 from supervisor.controller.member_server import MemberConnection
 
-PORT = 9  # the discard port, which today's hosts do not serve
+PORT = UNUSED_PORT
 PROBE_S = 1.0  # without an answer for this long, a probe has failed; the kernel repeats its packet after 1 s
 SILENT_NS = 1_000_000_000  # a member reports every half second; a silent one is probed repeatedly
 USUAL_S = 60.0  # the time between two probes of a member that reports
@@ -43,8 +44,6 @@ LATE_S = 0.5  # if this process wakes up this late, it was stopped, and earlier 
 MOST_SILENT = 512  # concurrent probes of silent members, each of which takes up to `PROBE_S`
 MOST_USUAL = 32  # the same for members that report, whose hosts usually answer within a millisecond
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-# from neighbours of the host, or from a router that has lost the route to its pods
-_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 class HostAnswer(Enum):
@@ -121,7 +120,7 @@ def meaning(code: int) -> HostAnswer:
     """Return what the error of an attempt to connect says about the host; 0 is success."""
     if code in _ANSWERS:
         return HostAnswer.ANSWERED
-    return HostAnswer.NONE if code in _NO_ANSWER else HostAnswer.UNKNOWN
+    return HostAnswer.NONE if code in NO_ANSWER else HostAnswer.UNKNOWN
 
 
 async def _connect(connection: socket.socket, address: str) -> int | None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from supervisor.cluster.missed.notes import MissedNotes
 from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
 from supervisor.controller.job import Job
@@ -36,12 +37,15 @@ class JobSummary:
         records: SupervisionRecords,
         jobs: Callable[[], int],
         standbys: Callable[[], Mapping[str, Any]] = dict,
+        missed: MissedNotes | None = None,
     ) -> None:
         """`jobs` returns the number of all jobs that this process supervises.
 
-        `standbys` returns what users see of the standby pods; {} if there is nothing to show.
+        `standbys` returns what users see of the standby pods; {} if there is nothing to show. `missed`
+        contains what they see of pods that the webhook missed.
         """
         self._job, self._records, self._jobs, self._standbys = job, records, jobs, standbys
+        self._missed = missed or MissedNotes()
         self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
         self._due = asyncio.Event()  # set when the phase has changed since the last summary
 
@@ -98,7 +102,8 @@ class JobSummary:
 
     def _fields(self) -> dict[str, Any]:
         publisher = self._job.publisher
-        return status_fields.summary(publisher.published, publisher.run.incidents(), self._standbys())
+        incidents = [self._missed.incident(each) for each in publisher.run.incidents()]
+        return status_fields.summary(self._missed.status(publisher.published), incidents, self._standbys())
 
     async def record_end(self) -> None:
         """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.

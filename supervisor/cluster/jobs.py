@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from supervisor.admission import pod_layout
 from supervisor.cluster.adoption import job_membership, owner_size, pod_facts, uninjected
-from supervisor.cluster.adoption.job_membership import JobKey, NotAdopted, OwnerChain
+from supervisor.cluster.adoption.job_membership import JobKey, NotAdopted, OwnerChain, PlaceInJob
 from supervisor.cluster.pod_groups import (
     NOT_SUPERVISED,
     FormedGroup,
@@ -156,6 +156,14 @@ class ClusterJobs:
                 await asyncio.sleep(GATHER_S)
         finally:
             await asyncio.gather(self._owners.close(), *(each.close() for each in self.jobs.values()))
+
+    def place_of(self, pod: KubernetesObject) -> PlaceInJob | NotAdopted:
+        """Return the place of a pod in its job, even if it is not injected. Starts to read unknown owners."""
+        return job_membership.place_of(pod, job_membership.top_owner(pod, self._owners.find))
+
+    def notice(self, pod: KubernetesObject, reason: str, why: str) -> None:
+        """Record an event about a pod, once for each reason and text."""
+        self._notices.record(pod, reason, why)
 
     async def find_unsupervised(self) -> None:
         """Record an event about each pod that requests Holdfast but was not injected. Never returns."""

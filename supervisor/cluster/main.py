@@ -37,6 +37,7 @@ from supervisor.cluster.adoption.pod_facts import KeptPods
 from supervisor.cluster.departures.node_notices import kept_node, read_conditions
 from supervisor.cluster.host_probe import HostProbes
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
+from supervisor.cluster.missed.replacement import MissedPods
 from supervisor.cluster.pods import PodGroup, PodMember
 from supervisor.cluster.standbys.cluster_room import ClusterRoom
 from supervisor.cluster.supervised_job import ClusterContext, SupervisedJob
@@ -184,6 +185,11 @@ class ClusterSupervisor:
             self._server, self.events, self._me.namespace, jobs, lambda: term.left_s, nodes
         )
         probes = HostProbes(lambda: (each for job in jobs.jobs.values() for each in job.probed))
+        missed = MissedPods(
+            *(self._server, lambda: jobs.jobs, jobs.place_of, jobs.notice),
+            term_left_s=lambda: term.left_s,
+            is_dry=lambda: quarantine.is_dry,
+        )
         self._jobs = jobs
         self._decide()
         await event_loop.until_one_ends(
@@ -191,6 +197,7 @@ class ClusterSupervisor:
             supervisions.run(),
             nodes.run(),
             jobs.find_unsupervised(),
+            missed.run(),
             probes.run(),
             self._suspect_node(term, probes),
             jobs.run(),

@@ -99,7 +99,8 @@ def form_group(
         return (replace(before, pods=tuple(leaving)) if before is not None else None), refusals
     members = [*leaving, *(_member(each.pod, result.order) for each, result in adopted)]
     pods = tuple(sorted(members, key=lambda each: each.order))
-    return PodGroup(key, first.members, first.nproc, policy, given, pods), refusals
+    queue = job_membership.queue_label(source.owners)
+    return PodGroup(key, first.members, first.nproc, policy, given, pods, queue), refusals
 
 
 def with_standbys(group: PodGroup | None, standbys: Sequence[KubernetesObject]) -> PodGroup | None:

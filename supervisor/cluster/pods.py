@@ -84,6 +84,7 @@ class PodGroup:
     policy: Policy
     settings: Mapping[str, str]
     pods: tuple[PodMember, ...]
+    queue: str = ""  # the label of an owner by which Kueue admits the pods; "" if there is none
 
     @property
     def size(self) -> RunSize:

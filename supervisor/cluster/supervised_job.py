@@ -31,6 +31,8 @@ from supervisor.cluster.hardware.evidence import HardwareEvidence
 from supervisor.cluster.host_probe import ProbedMember
 from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.job_takeover import JobTakeover
+from supervisor.cluster.missed.notes import MissedNotes
+from supervisor.cluster.missed.rule import MissingMembers, missing_members
 from supervisor.cluster.pod_groups import SIZE_KEPT
 from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
@@ -58,6 +60,7 @@ from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.events import EventRecorder
 from supervisor.kubernetes.watch import ObjectName
+from supervisor.observability.incident_record import incident_id
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.observability.recent_status import RecentStatus
 from supervisor.quarantine.model import RunFault
@@ -156,6 +159,7 @@ class SupervisedJob:
         )
         self._departures = JobDepartures(self.backend, self._evictions, self._events, self._wake)
         self._evidence = HardwareEvidence(f"{group.key.namespace}/{group.key.name}", context.note_run_fault)
+        self.missed = MissedNotes()
         self._updated = asyncio.Event()  # set by `update`
         self._stated: RunSize | None = None  # the size of the job when it was last compared with the run's
 
@@ -268,6 +272,30 @@ class SupervisedJob:
         return Reach(len(known | connected | {*running} & {*placed}), len(connected))
 
     @property
+    def missing(self) -> MissingMembers | None:
+        """The members that the job lacks; None if it lacks none, ends, or this process lost it."""
+        if self.job is None or self.is_at_rest or self.has_ended:
+            return None
+        is_stopping = bool(self._stop.current or self.backend.stop)
+        return missing_members(self.job.memory, self.job.policy, self._pods, is_stopping=is_stopping)
+
+    @property
+    def supervision(self) -> tuple[str, str]:
+        """The name and the uid of the job's Supervision, once the job is taken over."""
+        resource = self._takeover.resource
+        return (resource.name, str(resource.uid)) if resource is not None else ("", "")
+
+    @property
+    def open_incident(self) -> str:
+        """The ID of the open incident; "" if there is none."""
+        opened = self.job.memory.incident if self.job is not None else None
+        return incident_id(opened.number) if opened is not None else ""
+
+    def record(self, reason: str, message: str, bad: bool) -> None:
+        """Record an event about the job."""
+        self._events.record(reason, message, bad=bad)
+
+    @property
     def standbys_missing(self) -> int:
         """How many standbys the job wants that are not ready; 0 unless it trains."""
         if self.job is None or self.is_at_rest or self.job.memory.phase != "running":
@@ -372,7 +400,9 @@ class SupervisedJob:
         if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
         leaving = self.backend.departures.keys()
-        return StandbyNeeds(job.decided, job.policy, self._pods, resource.name, resource.uid, leaving)
+        return StandbyNeeds(
+            job.decided, job.policy, self._pods, resource.name, resource.uid, leaving, self.group.queue
+        )
 
     def _withdraw_standby(self, uid: str, is_going: bool) -> None:
         self.backend.withdraw(uid, is_going)
@@ -441,7 +471,7 @@ class SupervisedJob:
             rack_of=self._context.rack_of,
             paused_s=self._context.paused_s,
         )
-        self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown)
+        self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown, self.missed)
         return job, self._summary
 
     def _make_publisher(

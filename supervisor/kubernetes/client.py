@@ -27,6 +27,7 @@ from supervisor.kubernetes.access import ServerAccess, find_access
 from supervisor.kubernetes.errors import (
     MESSAGE_CHARS,
     AnswerTooLong,
+    ApiError,
     ServerUnreachable,
     WatchStalled,
     refusal,
@@ -47,6 +48,7 @@ PAGE_BYTES = 8 << 20
 # The number of objects per page of a list. Parsing a page blocks the event loop: in a measurement, a page of
 # 100 pods of 16 KiB took 39 ms.
 PAGE = 100
+MAX_WARNINGS = 16
 SLICE = 10  # prune only this many objects before other work may run, because `prune` may decode them
 MAX_PAGES = 4000  # stops a list that would never end
 WATCH_S = 300  # the server ends a watch after this time, and the next watch resumes where it ended
@@ -264,13 +266,14 @@ class ApiServer:
     # -- writing
 
     async def create(
-        self, kind: ResourceKind, body: KubernetesObject, namespace: str = ""
+        self, kind: ResourceKind, body: KubernetesObject, namespace: str = "", *, dry_run: bool = False
     ) -> KubernetesObject:
-        """Create the object.
+        """Create the object. In a dry run, only return what would be created.
 
         Raises `AlreadyThere` if it exists, perhaps because of an earlier request whose response was lost.
         """
-        return await self._ask(_request("POST", kind, namespace, body=body))
+        query = {"dryRun": "All"} if dry_run else {}
+        return await self._ask(_request("POST", kind, namespace, query=query, body=body))
 
     async def create_subresource(
         self, kind: ResourceKind, name: str, subresource: str, body: KubernetesObject, namespace: str = ""
@@ -278,13 +281,17 @@ class ApiServer:
         """Post to a subresource, such as a pod's eviction. An eviction can raise `EvictionBlocked`."""
         return await self._ask(_request("POST", kind, namespace, name, subresource, body=body))
 
-    async def evict(self, namespace: str, pod: str, uid: str) -> None:
-        """Evict the pod with this uid, but no other pod with its name. Raises `EvictionBlocked`."""
+    async def evict(self, namespace: str, pod: str, uid: str, version: str = "") -> None:
+        """Evict the pod with this uid, but no other pod with its name. Raises `EvictionBlocked`.
+
+        Raises `Conflict` if the pod's uid differs, or its resource version differs from `version`, if given.
+        """
+        conditions = {"uid": uid, **({"resourceVersion": version} if version else {})}
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": {"preconditions": conditions},
         }
         await self.create_subresource(PODS, pod, "eviction", body, namespace)
 
@@ -391,6 +398,8 @@ class ApiServer:
                 return response
             try:
                 error = _error(request, response.status, await _read(request, response, ANSWER_BYTES))
+                if isinstance(error, ApiError):
+                    error.warnings = tuple(response.headers.getall("Warning", ())[:MAX_WARNINGS])
             finally:
                 response.release()
             if response.status != 401 or refused is not None:

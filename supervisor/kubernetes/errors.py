@@ -9,11 +9,15 @@ MESSAGE_CHARS = 2000  # a longer message from the server is truncated
 
 
 class ApiError(Exception):
-    """The API server refused a request. `message` is the server's message, and `status` the HTTP status."""
+    """The API server refused a request. `message` is the server's message, and `status` the HTTP status.
+
+    `warnings` are those of the admission webhooks that saw the request before it was refused.
+    """
 
     def __init__(self, request: str, message: str, status: int) -> None:
         super().__init__(f"{request}: {message}")
         self.request, self.message, self.status = request, message, status
+        self.warnings: tuple[str, ...] = ()
 
 
 class NotFound(ApiError):

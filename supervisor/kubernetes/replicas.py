@@ -8,7 +8,7 @@ the lease expires.
 The process has ended for certain if nothing listens on the address at which the leader was found, if another
 process answers there, or if the pod no longer exists. A leader that is merely silent may be healthy, so its
 lease must expire. If its host does not answer at all, the lease may be taken over early
-(`lease.EarlyTakeover`). A stopped process is not such a case, because its kernel still accepts connections.
+(`lease.EarlyTakeover`). A stopped process is not such a case, because its kernel still answers.
 
 One error remains possible: the network may refuse connections to a healthy process. This
 error is harmless, because the former leader finds its lease taken at its next renewal, a second later. Until
@@ -20,7 +20,6 @@ docs/adr/0020.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
 import socket
@@ -31,6 +30,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from holdfast.process.network import NO_ANSWER, UNUSED_PORT
 from supervisor.kubernetes.certificates import ServerCertificate
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ LATE_S = 0.2  # if this process notices the end of a probe this late, it may als
 MAX_OPEN_S = 20.0  # a connection that is still open after this time may be half open
 MAX_REPLICAS = 16
 MAX_BYTES = 1024  # the maximum size of a response
-# from neighbours of the host, or from a router that has lost the route to its pods
-_NO_ANSWER = (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 
 async def addresses_of(service: str) -> Sequence[str]:
@@ -73,11 +71,14 @@ class Replicas:
         certificate: ServerCertificate,
         addresses: Callable[[str], Awaitable[Sequence[str]]] = addresses_of,
         pod_is_gone: Callable[[str], Awaitable[bool]] | None = None,
+        unused_port: int = UNUSED_PORT,
     ) -> None:
         """`service` is the Service's full DNS name, which the certificates of all replicas contain.
 
-        `pod_is_gone` returns True if the pod of the given lease holder is known to have ended.
+        `pod_is_gone` returns True if the pod of the given lease holder is known to have ended. On
+        `unused_port`, no replica listens.
         """
+        self._unused_port = unused_port
         self._service, self._port, self._own = service, port, own_address
         self._certificate = certificate
         self._addresses = addresses
@@ -116,28 +117,21 @@ class Replicas:
     async def answers(self, holder: str, limit_s: float) -> bool | None:
         """Return whether the host of the process that holds the lease as `holder` answers within `limit_s`.
 
+        Two ports are tried, because the kernel drops connections to a port whose process is stopped once its
+        queue is full. It refuses a connection to a port on which nothing listens at any time, and a refusal
+        is an answer. If the network drops connections to that port, only the other one shows anything.
+
         Returns None if this is unknown, for example because the leader was never found. Never raises.
         """
         found, address = self._leader
         if found != holder or not address:
             return None
-        began_s = time.monotonic()
-        connecting = asyncio.ensure_future(asyncio.open_connection(address, self._port))
-        try:
-            await asyncio.wait({connecting}, timeout=limit_s)
-        finally:
-            if not connecting.done():
-                connecting.cancel()
-                await asyncio.wait({connecting})
-        if connecting.cancelled():
-            return False if time.monotonic() - began_s < limit_s + LATE_S else None
-        error = connecting.exception()
-        if error is None:
-            connecting.result()[1].close()
+        until_s = time.monotonic() + limit_s
+        ports = (self._port, self._unused_port)
+        answers = await asyncio.gather(*(_answers(address, port, until_s) for port in ports))
+        if True in answers:
             return True
-        if isinstance(error, ConnectionError):  # refused or reset
-            return True
-        return False if isinstance(error, OSError) and error.errno in _NO_ANSWER else None
+        return None if None in answers else False
 
     async def _ask_all(self) -> Mapping[str, _Answer]:
         """Return the answer of each other replica that has answered, by its address."""
@@ -228,3 +222,23 @@ class Replicas:
         self._noted[address] = error
         if len(self._noted) > 2 * MAX_REPLICAS:
             self._noted.clear()
+
+
+async def _answers(address: str, port: int, until_s: float) -> bool | None:
+    """Return whether the host answers an attempt to connect to a port; None if this is unknown."""
+    connecting = asyncio.ensure_future(asyncio.open_connection(address, port))
+    try:
+        await asyncio.wait({connecting}, timeout=max(0.0, until_s - time.monotonic()))
+    finally:
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.wait({connecting})
+    if connecting.cancelled():
+        return False if time.monotonic() < until_s + LATE_S else None
+    error = connecting.exception()
+    if error is None:
+        connecting.result()[1].close()
+        return True
+    if isinstance(error, ConnectionError):  # refused or reset
+        return True
+    return False if isinstance(error, OSError) and error.errno in NO_ANSWER else None

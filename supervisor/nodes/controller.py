@@ -236,7 +236,7 @@ class QuarantineController:
         """Make members leave the nodes whose agents report a fault, as far as the limits allow."""
         if self._service is None or self._left_s() <= 0:
             return
-        now_s, is_dry = asyncio.get_running_loop().time(), self._is_dry()
+        now_s, is_dry = asyncio.get_running_loop().time(), self.is_dry
         policy = self.settings.policy
         silent = frozenset(name for name in self._known if self._reports.is_silent(name, now_s, policy))
         service = replace(self._service, silent=silent, waived=self._service.waived | self._waived)
@@ -301,16 +301,18 @@ class QuarantineController:
         views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
         views = {name: self._with_work(view) for name, view in views.items()}
         self._runs = {name: not_later(faults, wall_s) for name, faults in self._runs.items()}
-        return plan(self._known, views, self._runs, policy, wall_s, is_dry=self._is_dry())
+        return plan(self._known, views, self._runs, policy, wall_s, is_dry=self.is_dry)
 
-    def _is_dry(self) -> bool:
+    @property
+    def is_dry(self) -> bool:
+        """True while actions are only announced."""
         return self.settings.is_dry(self._installed_s, self._wall())
 
     def _announce(self, found: NodePlan) -> None:
         """Announce the plan. Call this after all due writes, because before that, the holds ignore them."""
         awaited = [each.name for each in found.pool.nodes if self._is_awaited(each)]
         policy = self.settings.policy
-        self._announcer.planned(found, self._known, awaited, policy, self._swaps, is_dry=self._is_dry())
+        self._announcer.planned(found, self._known, awaited, policy, self._swaps, is_dry=self.is_dry)
 
     def _is_awaited(self, node: NodeView) -> bool:
         return self._reports.is_awaited(node.name, asyncio.get_running_loop().time(), self.settings.policy)

@@ -59,6 +59,7 @@ ORDER = (
     "test_object_storage",
     "test_shared_checkpoints",
     "test_faults",
+    "test_missed_pods",
     "test_leaders",
     "test_planned",
     "test_bad_nodes",

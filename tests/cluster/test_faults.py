@@ -12,11 +12,11 @@ from collections import Counter
 
 import pytest
 
+from tests.cluster.apparatus.absent_webhook import absent_webhook
 from tests.cluster.apparatus.kubernetes_cluster import (
     PROGRAMS,
     READY_S,
     SYSTEM,
-    WEBHOOK,
     ClusterUnderTest,
     Json,
     leader,
@@ -40,29 +40,13 @@ POD, OTHER = "gpt-1", "gpt-0"  # the pods of ranks 1 and 0
 @pytest.fixture(scope="session")
 def missed(installed: ClusterUnderTest, namespaces: Namespaces) -> Json:
     """Return a pod that opted in while no webhook was running."""
-    replicas = installed.kubectl(
-        "get", "-n", SYSTEM, f"deployment/{WEBHOOK}", "-o", "jsonpath={.spec.replicas}"
-    )
-    scale = ("scale", "-n", SYSTEM, f"deployment/{WEBHOOK}")
     namespace = namespaces.make()
     pod = example("bare-pods.yaml")[0]
     pod["spec"]["containers"][0].update(command=["sleep"], args=["infinity"])
-    installed.kubectl(*scale, "--replicas=0")
-    try:
-        installed.until(lambda: no_webhook(installed), "the webhook is away", SYSTEM, READY_S)
+    with absent_webhook(installed):
         created = installed.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=json.dumps(pod))
-    finally:
-        installed.kubectl(*scale, f"--replicas={replicas}")
-        installed.kubectl("rollout", "status", "-n", SYSTEM, f"deployment/{WEBHOOK}", limit_s=READY_S)
     found: Json = json.loads(created)
     return found
-
-
-def no_webhook(cluster: ClusterUnderTest) -> bool | None:
-    """Return True once the API server has no address left to send a pod to."""
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
-    found = cluster.read(f"{path}?labelSelector=kubernetes.io/service-name={WEBHOOK}")["items"]
-    return None if any(each.get("endpoints") for each in found) else True
 
 
 @pytest.fixture

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 
 from holdfast.errors import BadInput
 from nodeagent.publishing.conditions import GPU, TRAINING
+from tests.cluster.apparatus.dry_run import SETTINGS, has_settings, without_dry_run
 from tests.cluster.apparatus.fake_gpus import FAKE, break_in
 from tests.cluster.apparatus.kubernetes_cluster import (
     AGENT,
     NODES,
-    SYSTEM,
     ClusterUnderTest,
     Json,
 )
 from tests.fakenvml import build
 
-SETTINGS = "holdfast-quarantine"  # the quarantine's ConfigMap
 READY_S = 180.0
 VERDICT_S = 30.0
 POLL_S = 0.02
@@ -92,7 +91,7 @@ def require_fake_gpus(cluster: ClusterUnderTest) -> None:
     Raises `BadInput` if this machine has no C compiler, or if the quarantine has settings, which `fake_gpus`
     would have to replace.
     """
-    if cluster.read(f"/api/v1/namespaces/{SYSTEM}/configmaps/{SETTINGS}"):
+    if has_settings(cluster):
         raise BadInput(f"--verdicts: the ConfigMap {SETTINGS} exists; delete it, or use --verdicts 0")
     try:
         build.build()
@@ -105,13 +104,12 @@ def fake_gpus(cluster: ClusterUnderTest, nodes: list[str]) -> Iterator[FakeGpus]
     """Yield the fake GPUs of the nodes once all are healthy. Raises as `require_fake_gpus` does."""
     require_fake_gpus(cluster)
     found = FakeGpus(cluster)
-    try:
-        cluster.kubectl("create", "configmap", SETTINGS, "-n", SYSTEM, "--from-literal=dry-run=false")
-        break_in(cluster)
-        for node in nodes:
-            found.await_health(node)
-        yield found
-    finally:
-        cluster.attempt("rollout", "undo", f"daemonset/{AGENT}", "-n", NODES)
-        cluster.attempt("delete", "configmap", FAKE, "-n", NODES, "--ignore-not-found")
-        cluster.attempt("delete", "configmap", SETTINGS, "-n", SYSTEM, "--ignore-not-found")
+    with without_dry_run(cluster):
+        try:
+            break_in(cluster)
+            for node in nodes:
+                found.await_health(node)
+            yield found
+        finally:
+            cluster.attempt("rollout", "undo", f"daemonset/{AGENT}", "-n", NODES)
+            cluster.attempt("delete", "configmap", FAKE, "-n", NODES, "--ignore-not-found")

@@ -125,6 +125,13 @@ class Adopted:
     replica_type: str  # from the pod's label, in lower case; "" if its owner has only one type
 
 
+class PlaceInJob(NamedTuple):
+    """The job of a pod that trains, and its place there: see `Adopted.order`."""
+
+    key: JobKey
+    order: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
     """A pod that is not a member of a job. `why` says why.
@@ -221,6 +228,31 @@ def job_key(pod: object, owners: OwnerChain) -> JobKey | NotAdopted:
     """Return the key of the job that `pod` belongs to, whether or not it trains."""
     try:
         return _key(pod_facts.read(pod), owners)
+    except UnfitObject as error:
+        return NotAdopted(str(error), owners.unread)
+
+
+def queue_label(owners: OwnerChain) -> str:
+    """Return the label of an owner by which Kueue admits the owner's pods; "" if there is none.
+
+    Kueue does not copy it to the pods of most kinds: https://kueue.sigs.k8s.io/docs/tasks/run/jobs/
+    """
+    for owner in owners.owners:
+        metadata = owner.content.get("metadata")
+        labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+        if isinstance(labels, Mapping) and labels.get(pod_layout.KUEUE_QUEUE):
+            return f"{pod_layout.KUEUE_QUEUE} of {owner.reference}"
+    return ""
+
+
+def place_of(pod: object, owners: OwnerChain) -> PlaceInJob | NotAdopted:
+    """Return the place that `pod` has in its job if it trains, whether or not it is injected."""
+    try:
+        facts = pod_facts.read(pod)
+        replica_type = _replica_type(facts, owners)
+        if replica_type in owners.idle:
+            refuse(f"the pod is of the replica type {brief(replica_type)}, which does not train")
+        return PlaceInJob(_key(facts, owners), _order(facts, owners, replica_type))
     except UnfitObject as error:
         return NotAdopted(str(error), owners.unread)
 

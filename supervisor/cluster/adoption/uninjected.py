@@ -49,6 +49,21 @@ def uninjected(pod: Mapping[str, Any], recent: str) -> UninjectedPod | None:
     return UninjectedPod({"apiVersion": "v1", "kind": "Pod", "metadata": identity}, _why(annotations))
 
 
+def was_missed(pod: Mapping[str, Any]) -> bool:
+    """Return True if a pod that has not ended requests Holdfast, and the webhook did not respond for it.
+
+    The webhook could have injected it, or written why it did not.
+    """
+    metadata, annotations = pod["metadata"], pod["metadata"].get("annotations") or {}
+    if (pod.get("status") or {}).get("phase") in pod_facts.ENDED_PHASES:
+        return False
+    if metadata.get("deletionTimestamp") is not None or annotations.get(pod_layout.INJECT) != "true":
+        return False
+    if pod_layout.MEMBER_LABEL in (metadata.get("labels") or {}) or pod_layout.INJECTED in annotations:
+        return False
+    return _why(annotations) == MISSED
+
+
 def _why(annotations: Mapping[str, str]) -> str:
     if stated := annotations.get(pod_layout.NOT_INJECTED):
         return stated[:MAX_WHY]

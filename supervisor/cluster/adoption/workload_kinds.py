@@ -45,6 +45,7 @@ class WorkloadKind:
     success: str
     source: str
     after_stop: str
+    recreates: bool = False
     halt: str = ""
     versions: tuple[str, ...] = ()
     below: str = ""
@@ -131,6 +132,8 @@ def _field(name: str, value: Any, where: str, raw: dict[str, Any]) -> Any:
     where = f"{where}.{name}"
     if name == "size_default":
         return _is(int, value, where)
+    if name == "recreates":
+        return _is(bool, value, where)
     if name in _TEXTS:
         return _is(str, value, where)
     if name == "index":

@@ -60,10 +60,6 @@ _OWNERS_ANNOTATIONS = (
     "yunikorn.apache.org/task-group",  # https://yunikorn.apache.org/docs/user_guide/gang_scheduling
     "pod-group-name",  # NVIDIA's KAI scheduler
 )
-# Kueue admits the pods of a job as one Workload, within the quota of a queue. An additional pod is outside
-# the Workload, and Kueue deletes pods in excess of a pod group:
-# https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
-_KUEUE = "kueue.x-k8s.io/"
 # Fields of a pod's spec that the API server or a controller sets for one pod.
 _OF_ONE_POD = (
     "nodeName",
@@ -115,7 +111,7 @@ def standby_number(name: str) -> int:
 
 
 def standby_pod(
-    model: KubernetesObject, supervision: str, supervision_uid: str, number: int
+    model: KubernetesObject, supervision: str, supervision_uid: str, number: int, queue: str = ""
 ) -> dict[str, Any] | NoCopy:
     """Return the standby `number` of a job: a copy of its pod `model`, not yet limited to certain nodes.
 
@@ -123,13 +119,19 @@ def standby_pod(
         model: A pod of the job, as the API server returned it.
         supervision: The name of the job's Supervision, which owns the standby.
         supervision_uid: The uid of that Supervision.
+        queue: The label of an owner by which Kueue admits the job; "" if there is none.
     """
-    metadata, spec = model["metadata"], copy.deepcopy(dict(model["spec"]))
-    why = _of_kueue(metadata) or _only_for_one_pod(spec, metadata["name"])
-    if why:
+    metadata = model["metadata"]
+    if why := _of_kueue(metadata, queue) or _only_for_one_pod(model["spec"], metadata["name"]):
         return NoCopy(why)
-    for name in _OF_ONE_POD:
-        spec.pop(name, None)
+    return copy_of(model, standby_name(supervision, supervision_uid, number), supervision, supervision_uid)
+
+
+def copy_of(model: KubernetesObject, name: str, supervision: str, supervision_uid: str) -> dict[str, Any]:
+    """Return a copy of the pod `model`, named `name`, that belongs to a Supervision and to nothing else."""
+    metadata, spec = model["metadata"], copy.deepcopy(dict(model["spec"]))
+    for name_of_field in _OF_ONE_POD:
+        spec.pop(name_of_field, None)
     _drop_token(spec)
     if pod_layout.STANDBY_OF in (metadata.get("labels") or {}):
         spec["affinity"] = _without_names(spec.get("affinity") or {})
@@ -138,7 +140,7 @@ def standby_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": standby_name(supervision, supervision_uid, number),
+            "name": name,
             "namespace": metadata["namespace"],
             "labels": {**labels, pod_layout.STANDBY_OF: supervision[:MAX_NAME].rstrip("-.")},
             "annotations": _without(metadata.get("annotations"), _OWNERS_ANNOTATIONS),
@@ -172,10 +174,15 @@ def _only_for_one_pod(spec: Mapping[str, Any], name: str) -> str:
     return ""
 
 
-def _of_kueue(metadata: Mapping[str, Any]) -> str:
-    """Return why a pod that Kueue admits is not copied; "" if Kueue does not admit it."""
+def _of_kueue(metadata: Mapping[str, Any], queue: str) -> str:
+    """Return why a pod that Kueue admits is not copied; "" if Kueue does not admit it.
+
+    Kueue admits the pods of a job as one Workload, within the quota of a queue. An additional pod is outside
+    the Workload, and Kueue deletes pods in excess of a pod group:
+    https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+    """
     stated = (*(metadata.get("labels") or ()), *(metadata.get("annotations") or ()))
-    name = next((each for each in sorted(stated) if each.startswith(_KUEUE)), "")
+    name = queue or next((each for each in sorted(stated) if each.startswith(pod_layout.KUEUE)), "")
     if not name:
         return ""
     return (

@@ -57,6 +57,7 @@ class StandbyNeeds:
     supervision: str
     supervision_uid: str
     departures: Collection[str] = ()  # the members that are about to end
+    queue: str = ""  # see `PodGroup.queue`
 
 
 class StandbyPods:
@@ -273,7 +274,7 @@ class StandbyPods:
             return False
         if model["metadata"].get("uid") != source.uid:
             return False
-        copied = pod_copy.standby_pod(model, needs.supervision, needs.supervision_uid, number)
+        copied = pod_copy.standby_pod(model, needs.supervision, needs.supervision_uid, number, needs.queue)
         if isinstance(copied, NoCopy):
             self._failed(copied.why, now_s)
             return False

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from holdfast.process import event_loop
+from supervisor.admission import pod_layout
 from supervisor.cluster.standbys import pod_copy, waiting_pods
+from supervisor.cluster.standbys.pod_copy import NoCopy
 from supervisor.cluster.standbys.waiting_pods import WaitingPod
 from supervisor.kubernetes.client import NODES, PODS, ApiServer, KubernetesObject, ResourceKind
-from supervisor.kubernetes.errors import AlreadyThere, Forbidden
+from supervisor.kubernetes.errors import AlreadyThere, Forbidden, NotFound
 from supervisor.kubernetes.watch import Mirror
 
 pytestmark = pytest.mark.cluster
@@ -22,6 +24,9 @@ LIMIT_S = 30.0
 PRIORITY_CLASSES = ResourceKind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 ACCOUNTS = ResourceKind("", "v1", "serviceaccounts")
 LIMIT_RANGES = ResourceKind("", "v1", "limitranges")
+QUOTAS = ResourceKind("", "v1", "resourcequotas")
+CLAIMS = ResourceKind("resource.k8s.io", "v1", "resourceclaims")
+CLAIM_TEMPLATES = ResourceKind("resource.k8s.io", "v1", "resourceclaimtemplates")
 LACKS = "0/3 nodes are available: 3 Insufficient cpu."
 
 
@@ -72,6 +77,91 @@ async def test_the_reason_of_a_limit_range_is_told(api: ApiServer, namespace: st
     await api.create(LIMIT_RANGES, {"metadata": {"name": "small"}, "spec": {"limits": [limit]}}, namespace)
     with pytest.raises(Forbidden, match="maximum cpu usage"):
         await api.create(PODS, standby(model, "n1"), namespace)
+
+
+async def test_the_reason_of_a_quota_is_told(api: ApiServer, namespace: str) -> None:
+    model = await created(api, namespace)
+    await api.create(QUOTAS, {"metadata": {"name": "full"}, "spec": {"hard": {"pods": "1"}}}, namespace)
+    await _until_read(api, namespace)
+    with pytest.raises(Forbidden, match="exceeded quota: full"):
+        await api.create(PODS, standby(model, "n1"), namespace)
+
+
+async def _until_read(api: ApiServer, namespace: str) -> None:
+    """Return once the quota counts the pods that exist."""
+
+    async def wait() -> None:
+        while True:
+            found = await api.get(QUOTAS, "full", namespace)
+            if found.get("status", {}).get("used"):
+                return
+            await asyncio.sleep(0.1)
+
+    await asyncio.wait_for(wait(), LIMIT_S)
+
+
+async def test_a_standby_has_the_defaults_that_a_limit_range_gave_its_model(
+    api: ApiServer, namespace: str
+) -> None:
+    limit = {"type": "Container", "default": {"cpu": "300m"}, "defaultRequest": {"cpu": "150m"}}
+    await api.create(LIMIT_RANGES, {"metadata": {"name": "usual"}, "spec": {"limits": [limit]}}, namespace)
+    model = await created(api, namespace, containers=[{"name": "c", "image": "none"}])
+    found = await api.create(PODS, standby(model, "n1"), namespace)
+    (container,) = found["spec"]["containers"]
+    assert container["resources"] == {"limits": {"cpu": "300m"}, "requests": {"cpu": "150m"}}
+
+
+async def test_a_standby_gets_devices_of_its_own_by_a_claim_template(api: ApiServer, namespace: str) -> None:
+    """Without such devices on any node, the scheduler says that it cannot allocate the claim."""
+    try:
+        await api.list(CLAIM_TEMPLATES, namespace)
+    except NotFound:
+        pytest.skip("this cluster has no resource.k8s.io/v1: it is older than Kubernetes 1.34")
+    request = {"name": "gpu", "exactly": {"deviceClassName": "none.example"}}
+    spec = {"spec": {"devices": {"requests": [request]}}}
+    await api.create(CLAIM_TEMPLATES, {"metadata": {"name": "gpu"}, "spec": spec}, namespace)
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    resources = {"requests": {"cpu": "10m"}, "claims": [{"name": "gpu"}]}
+    container = {"name": "c", "image": "none", "resources": resources}
+    model = await created(api, namespace, resourceClaims=claims, containers=[container])
+    body = standby(model, "n1")
+    body["spec"]["schedulerName"] = "default-scheduler"
+    made = await api.create(PODS, body, namespace)
+    assert made["spec"]["resourceClaims"] == claims
+
+    async def claimed() -> str:
+        while True:
+            found = await api.get(PODS, made["metadata"]["name"], namespace)
+            for each in found["status"].get("resourceClaimStatuses") or ():
+                return str(each["resourceClaimName"])
+            await asyncio.sleep(0.1)
+
+    name = await asyncio.wait_for(claimed(), LIMIT_S)
+    claim = await api.get(CLAIMS, name, namespace)
+    assert claim["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"], "it shares no claim"
+
+
+async def test_a_pod_that_uses_a_claim_by_name_is_not_copied(api: ApiServer, namespace: str) -> None:
+    claims = [{"name": "gpu", "resourceClaimName": "mine"}]
+    model = await created(api, namespace, resourceClaims=claims)
+    found = pod_copy.standby_pod(model, "gpt", str(uuid.uuid4()), 1)
+    assert isinstance(found, NoCopy)
+    assert "ResourceClaim mine" in found.why
+
+
+async def test_a_standby_of_a_gang_waits_for_no_gang_but_keeps_its_scheduler_and_queue(
+    api: ApiServer, namespace: str
+) -> None:
+    """The scheduling gate of its model is gone, too: a model has ranks, so its gate was removed long ago."""
+    labels = {"scheduling.x-k8s.io/pod-group": "gpt", "volcano.sh/job-name": "gpt", "app": "gpt"}
+    annotations = {"scheduling.k8s.io/group-name": "gpt", "scheduling.volcano.sh/queue-name": "q"}
+    model = await created(api, namespace, schedulingGates=[{"name": "example.com/gang"}])
+    model = {**model, "metadata": {**model["metadata"], "labels": labels, "annotations": annotations}}
+    made = await api.create(PODS, standby(model, "n1"), namespace)
+    assert made["spec"]["schedulerName"] == "nobody"
+    assert "schedulingGates" not in made["spec"]
+    assert made["metadata"]["labels"].keys() == {"app", pod_layout.STANDBY_OF}
+    assert made["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "q"}
 
 
 async def test_the_mirror_has_a_pod_exactly_while_it_has_no_node(api: ApiServer, namespace: str) -> None:

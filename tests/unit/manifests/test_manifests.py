@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.process.network import UNUSED_PORT
 from supervisor.admission import pod_layout, webhook
 from supervisor.cluster import main
 from supervisor.cluster.adoption import workload_kinds
@@ -141,7 +142,21 @@ def test_selectors_select_the_intended_pods_and_ports() -> None:
         open_ports = {each["name"] for each in containers(programs[name])[0]["ports"]}
         assert {each["targetPort"] for each in service["spec"]["ports"]} == open_ports
         policy = of_kind("NetworkPolicy")[name]["spec"]
-        assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == open_ports
+        ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert ports - {UNUSED_PORT} == open_ports
+
+
+def test_only_other_supervisors_may_probe_the_unused_port() -> None:
+    policies = of_kind("NetworkPolicy")
+    found = {
+        name: [rule for rule in each["spec"]["ingress"] if {"port": UNUSED_PORT} in rule["ports"]]
+        for name, each in policies.items()
+    }
+    ours = policies["holdfast-supervisor"]["spec"]["podSelector"]
+    assert found.pop("holdfast-supervisor") == [
+        {"from": [{"podSelector": ours}], "ports": [{"port": UNUSED_PORT}]}
+    ]
+    assert not any(found.values())
 
 
 def test_members_find_the_supervisor_at_the_address_that_the_injector_sets() -> None:

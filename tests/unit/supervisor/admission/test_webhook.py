@@ -121,6 +121,17 @@ async def test_a_pod_that_cannot_be_injected_is_admitted_with_the_reason() -> No
         assert response["warnings"][0].startswith("Holdfast: not injected: ")
 
 
+async def test_a_dry_run_warns_that_the_pod_would_be_injected() -> None:
+    """The API server shows warnings even if a quota refuses the pod afterwards."""
+    async with place() as there:
+        response = await there.response(pod(), dryRun=True)
+        assert response["warnings"][0] == f"Holdfast: {pod_layout.WOULD_INJECT}"
+        assert pod_layout.MEMBER_LABEL in after(pod(), response)["metadata"]["labels"]
+        assert pod_layout.WOULD_INJECT not in str(await there.response(pod()))
+        refused = await there.response(pod(annotations={"grace": "soon"}), dryRun=True)
+        assert pod_layout.WOULD_INJECT not in str(refused)
+
+
 async def test_warnings_are_few_and_short_enough_for_the_api_server() -> None:
     async with place() as there:
         response = await there.response(pod(annotations={f"nonsense-{'x' * 400}-{n}": "y" for n in range(9)}))

@@ -178,3 +178,9 @@ def test_uncountable_steps_are_reported_as_unknown() -> None:
 
 def test_each_stage_of_a_recovery_has_its_words() -> None:
     assert tuple(incidents._MEANING) == get_args(RecoveryStage)
+
+
+def test_an_incident_says_which_pods_were_created_without_holdfast() -> None:
+    said = "pod gpt-1 was created without Holdfast"
+    assert section(explanation(incident(missed_pods=[said]), PLAIN), "Pods without Holdfast") == [said]
+    assert "Pods without Holdfast" not in explanation(incident(), PLAIN)

@@ -50,11 +50,14 @@ class ServedObjects:
         self.objects: dict[tuple[str, str, str], Json] = {}
         self.events: list[Json] = []
         self.evictions: list[Json] = []
+        self.budget = ""  # why a disruption budget refuses all evictions
         self.tokens: dict[str, Json] = {}  # the status of a token review, by token
         self.faults: list[Fault | None] = []
         self.broken: dict[str, int] = {}  # by plural: the status of every answer
         self.refused = 0  # answers for these objects, and for objects that do not exist
         self.requests: list[str] = []  # the requests that wrote something: verb, plural and name
+        self.dry_runs: list[Json] = []  # the objects whose creation was only tried
+        self.try_creation: Callable[[Json], web.Response] = web.json_response  # answers those requests
         self._version = 100
         self._changed = asyncio.Event()
         self._log: list[tuple[int, str, str, Json]] = []  # version, plural, verb, object
@@ -187,11 +190,18 @@ class ServedObjects:
             self.events.append(body)
             self._wake()
             return web.json_response(body)
+        if part == "eviction" and self.budget:
+            causes = {"causes": [{"reason": "DisruptionBudget", "message": self.budget}]}
+            answer = {"kind": "Status", "code": 429, "message": self.budget, "details": causes}
+            return web.json_response(answer, status=429)
         if part == "eviction":
             self.evictions.append(body)
             self._wake()
             return web.json_response({"kind": "Status"})
         if request.method == "POST":
+            if request.query.get("dryRun") == "All":
+                self.dry_runs.append(copy.deepcopy(body))
+                return self.try_creation(body)
             return self._create(plural, namespace, body)
         if request.method == "DELETE":
             return self._delete(plural, namespace, name, body)

@@ -23,6 +23,7 @@ from holdfast.protocol.member_messages import MemberOrder, RankStall, StorageLis
 from supervisor.cluster import host_probe, job_summary, job_takeover, pods, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.host_probe import HostAnswer, HostProbes
+from supervisor.cluster.missed.rule import MissingMembers
 from supervisor.cluster.pod_server import job_secret
 from supervisor.cluster.pods import PodGroup, PodMember, member_name
 from supervisor.cluster.reach import Reach
@@ -1093,6 +1094,21 @@ async def test_standbys_that_a_running_job_wants_and_that_are_not_ready_are_miss
         await settled_with_standby(there)
         await there.until(phase="running")
         await there.served.until(lambda: there.job.standbys_missing == 1)
+
+
+async def test_a_job_without_a_member_lacks_it_until_its_pod_is_there(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        there.begin()
+        first = await there.add(0)
+        await there.until(phase="forming")
+        assert there.job.missing == MissingMembers(1, frozenset()), "its pod has no number"
+        assert there.job.supervision == ("llama", there.served.supervision()["metadata"]["uid"])
+        second = await there.add(1)
+        await train_in(1, first, second)
+        assert there.job.missing is None
+        there.job.update_spec({"stop": "now"})
+        there.pods.clear()
+        assert there.job.missing is None
 
 
 # -- faults that hardware explains

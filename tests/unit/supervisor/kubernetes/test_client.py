@@ -232,6 +232,32 @@ async def test_an_eviction_is_only_of_this_pod() -> None:
     assert body["deleteOptions"] == {"preconditions": {"uid": "u"}}
 
 
+async def test_an_eviction_can_depend_on_the_version_of_the_pod() -> None:
+    handle, requests = answering({"kind": "Status"})
+    async with serving(handle) as api:
+        await api.evict("ns", "p", "u", "17")
+    body = json.loads(await requests[0].read())
+    assert body["deleteOptions"] == {"preconditions": {"uid": "u", "resourceVersion": "17"}}
+
+
+async def test_a_dry_run_is_requested_and_warnings_survive_a_refusal() -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(request.query_string)
+        refusal = {"kind": "Status", "reason": "Forbidden", "message": "exceeded quota"}
+        response = web.json_response(refusal, status=403)
+        response.headers.add("Warning", '299 - "Holdfast: one"')
+        response.headers.add("Warning", '299 - "two"')
+        return response
+
+    async with serving(handle) as api:
+        with pytest.raises(Forbidden, match="exceeded quota") as refused:
+            await api.create(PODS, POD, "ns", dry_run=True)
+    assert asked == ["dryRun=All"]
+    assert refused.value.warnings == ('299 - "Holdfast: one"', '299 - "two"')
+
+
 async def test_each_kind_of_patch_has_its_content_type() -> None:
     handle, requests = answering(POD)
     async with serving(handle) as api:

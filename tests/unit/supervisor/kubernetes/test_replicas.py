@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from aiohttp import web
 from supervisor.kubernetes import replicas
 from supervisor.kubernetes.certificates import ServerCertificate
 from supervisor.kubernetes.own_pod import OwnPod, certificate_for, service_names
-from supervisor.kubernetes.replicas import PATH, Replicas
+from supervisor.kubernetes.replicas import PATH, Replicas, _answers
 from tests.unit.dropped_packets import drop_all
 from tests.unit.supervisor.cluster.api_server import ServedObjects
 
@@ -29,6 +29,7 @@ class Place:
 
     def __init__(self, certificate: ServerCertificate, port: int) -> None:
         self.certificate, self.port = certificate, port
+        self.unused_port = 1  # nothing listens there
         self.answers: dict[str, Any] = {}
         self.listed: Sequence[str] | Exception = (OWN, OTHER, THIRD)
         self.asked: list[str] = []
@@ -132,6 +133,14 @@ async def found(there: Place) -> Replicas:
     return there.replicas
 
 
+@contextmanager
+def dropping() -> Iterator[int]:
+    """Yield a port of `OTHER` to which all packets are dropped."""
+    with socket.create_server((OTHER, 0)) as listener:
+        drop_all(listener)
+        yield listener.getsockname()[1]
+
+
 async def test_the_host_of_a_leader_answers_even_if_nothing_listens_there() -> None:
     async with place() as there:
         asking = await found(there)
@@ -143,18 +152,42 @@ async def test_the_host_of_a_leader_answers_even_if_nothing_listens_there() -> N
 async def test_a_host_that_drops_all_packets_does_not_answer() -> None:
     async with place() as there:
         asking = await found(there)
-        with socket.create_server((OTHER, 0)) as listener:
-            drop_all(listener)
-            asking._port = listener.getsockname()[1]
+        with dropping() as first, dropping() as second:
+            asking._port, asking._unused_port = first, second
             assert await asking.answers("s-2_1", 0.1) is False
+
+
+async def test_a_stopped_process_whose_queue_is_full_still_has_a_host_that_answers() -> None:
+    """The kernel drops connections to the full queue, and refuses those to a port without a listener."""
+    async with place() as there:
+        asking = await found(there)
+        with socket.create_server((OTHER, 0), backlog=0) as listener:
+            asking._port = listener.getsockname()[1]
+            with socket.create_connection(listener.getsockname()):
+                assert await _answers(OTHER, asking._port, time.monotonic() + 0.1) is False, (
+                    "the queue is full"
+                )
+                asking._unused_port = there.unused_port
+                assert await asking.answers("s-2_1", 0.3) is True
+
+
+async def test_a_refusal_by_the_unused_port_alone_is_an_answer_and_a_dropped_probe_is_none() -> None:
+    async with place() as there:
+        asking = await found(there)
+        with dropping() as silent, dropping() as other:
+            asking._port, asking._unused_port = silent, there.unused_port
+            assert await asking.answers("s-2_1", 0.3) is True
+            asking._unused_port = other
+            assert await asking.answers("s-2_1", 0.1) is False
+            asking._port = there.port  # a network that drops only the probes of the unused port
+            assert await asking.answers("s-2_1", 0.3) is True
 
 
 async def test_a_late_supervisor_does_not_know_whether_a_host_has_answered() -> None:
     async with place() as there:
         asking = await found(there)
-        with socket.create_server((OTHER, 0)) as listener:
-            drop_all(listener)
-            asking._port = listener.getsockname()[1]
+        with dropping() as first, dropping() as second:
+            asking._port, asking._unused_port = first, second
             probing = asyncio.ensure_future(asking.answers("s-2_1", 0.1))
             await asyncio.sleep(0)
             time.sleep(0.1 + 1.5 * replicas.LATE_S)  # noqa: ASYNC251 - this process is stopped

@@ -5,17 +5,22 @@ import copy
 import pytest
 
 from supervisor.admission.pod_layout import MAX_JOB_RANKS
+from supervisor.cluster.adoption import owner_size
 from supervisor.cluster.adoption.job_membership import (
     Adopted,
     GroupFacts,
     JobKey,
     NotAdopted,
     OwnerReference,
+    PlaceInJob,
     adopt,
     job_key,
+    place_of,
+    queue_label,
     read_group,
     top_owner,
 )
+from supervisor.cluster.adoption.pod_facts import kept
 from tests.unit.supervisor.cluster.adoption.workloads import (
     COMPLETION,
     Json,
@@ -245,3 +250,29 @@ def test_a_large_job_is_read_once_for_all_its_pods() -> None:
     assert said == GroupFacts(pods=3, nproc=4)
     found = [adopt(each, chain(each, job), said) for each in group]
     assert [each.order for each in found if isinstance(each, Adopted)] == [(0,), (1,), (2,)]
+
+
+def test_a_pod_has_a_place_in_its_job_even_if_it_is_not_injected() -> None:
+    owner = made("apps/v1", "StatefulSet", "gpt", {"replicas": 3})
+    found = pod("gpt-2", owner, {"apps.kubernetes.io/pod-index": "2"})
+    del found["metadata"]["annotations"]["holdfast.dev/injected"]
+    assert place_of(found, chain(found, owner)) == PlaceInJob(job_of(owner), (2,))
+    assert place_of(kept(found), chain(found, owner)) == PlaceInJob(job_of(owner), (2,))
+    assert isinstance(place_of(found, chain(found)), NotAdopted), "its owner is not known yet"
+
+
+def test_a_pod_that_does_not_train_has_no_place_in_a_job() -> None:
+    owner = kubeflow("TFJob", "tfReplicaSpecs", Worker=1, PS=1)
+    found = place_of(kubeflow_pod(owner, "ps", 0), chain(kubeflow_pod(owner, "ps", 0), owner))
+    assert isinstance(found, NotAdopted)
+
+
+def test_kueues_queue_is_found_at_any_owner() -> None:
+    job_set = made("jobset.x-k8s.io/v1alpha2", "JobSet", "gpt")
+    inner = made("batch/v1", "Job", "gpt-workers-0", {"parallelism": 2}, by=job_set)
+    found = pod("gpt-workers-0-0", inner)
+    assert queue_label(chain(found, inner, job_set)) == ""
+    job_set["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    expected = "kueue.x-k8s.io/queue-name of JobSet team/gpt"
+    assert queue_label(chain(found, inner, job_set)) == expected
+    assert queue_label(chain(found, *map(owner_size.kept, (inner, job_set)))) == expected

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.admission import pod_layout
 from supervisor.admission.injection import MAX_WHY, InjectionContext, Refused, inject
-from supervisor.cluster.adoption.uninjected import MISSED, NO_ROOM, uninjected
+from supervisor.cluster.adoption.uninjected import MISSED, NO_ROOM, uninjected, was_missed
 from supervisor.kubernetes.events import api_time
 
 NOW = datetime(2026, 11, 26, 5, 10, 48, tzinfo=timezone.utc)
@@ -62,3 +62,15 @@ def test_a_pod_that_has_ended_has_a_reason_while_it_is_recent(phase: str) -> Non
     assert why(pod(ASKS, phase, age_s=99)) == MISSED
     assert why(pod(ASKS, phase, age_s=101)) is None
     assert why(pod(ASKS, age_s=1_000_000)) == MISSED
+
+
+def test_a_pod_was_missed_only_if_the_webhook_left_no_trace() -> None:
+    assert was_missed(pod(ASKS))
+    assert not was_missed(pod({}))
+    assert not was_missed(pod({**ASKS, pod_layout.NOT_INJECTED: "no command"}))
+    assert not was_missed(pod({**ASKS, pod_layout.INJECTED: "{}"}))
+    ended, leaving = pod(ASKS), pod(ASKS)
+    ended["status"] = {"phase": "Failed"}
+    leaving["metadata"]["deletionTimestamp"] = api_time(NOW)
+    assert not was_missed(ended)
+    assert not was_missed(leaving)

@@ -203,6 +203,12 @@ def test_a_pod_that_kueue_admits_is_not_copied_beyond_the_quota(part: str, name:
     assert "quota" in found.why
 
 
+def test_a_pod_whose_owner_kueue_admits_is_not_copied_although_the_pod_does_not_show_it() -> None:
+    found = standby_pod(MODEL, "gpt", "u", 1, "kueue.x-k8s.io/queue-name of Job team/gpt")
+    assert isinstance(found, NoCopy)
+    assert "(kueue.x-k8s.io/queue-name of Job team/gpt)" in found.why
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

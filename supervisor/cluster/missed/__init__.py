@@ -1,0 +1,1 @@
+"""Replace pods that the webhook missed and that a supervised job lacks."""
