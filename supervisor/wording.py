@@ -69,12 +69,21 @@ def outcome(incident: Mapping[str, Any]) -> str:
         end = f"back in {seconds(float(recovered_s))}"
         if lost_steps is None:
             return end + ", number of lost steps unknown" * is_cost_unknown(incident)
-        return f"{end}, {lost_in_words(incident, int(lost_steps))}"
+        return f"{end}, {lost_in_words(incident, int(lost_steps))}{skipped(incident)}"
     if incident.get("remedy") == "stop":
         return "the run stopped" + (f", {lost_in_words(incident, int(lost_steps))}" if lost_steps else "")
     if incident.get("overtaken_by"):
         return f"not recovered before {incident['overtaken_by']} began"
     return "not recovered yet" if incident.get("open", True) else "the run ended"
+
+
+def skipped(incident: Mapping[str, Any]) -> str:
+    """Return a clause about the steps that are skipped because of the incident; "" for none."""
+    steps = incident.get("skipped_steps") or []
+    if not steps:
+        return ""
+    named, are = ", ".join(map(str, steps)), "is" if len(steps) == 1 else "are"
+    return f"; step{'s' * (len(steps) > 1)} {named} {are} skipped from now on"
 
 
 def lost_in_words(incident: Mapping[str, Any], lost_steps: int) -> str:

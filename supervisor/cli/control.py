@@ -88,7 +88,15 @@ def show_caused(
     where = DRILLS[command.kind].target.format(rank=command.rank)
     note = " ".join(str((answer or {}).get("note") or "").split())
     but = f", but {note}" if note else ""
-    say(f"{command.kind} sent to {where} of {title(run)}{but}; `holdfast incidents` shows the outcome")
+    say(f"{command.kind} sent to {where} of {title(run)}{but}; {_outcome(command)}")
+
+
+def _outcome(command: command_options.Inject) -> str:
+    """Return a clause that says where the user sees what becomes of the drill."""
+    if command.kind not in ("sidecar", "supervisor"):
+        return "`holdfast incidents` shows the outcome"
+    shown = "" if command.job else ", and the output of `holdfast run` says when a new process has taken over"
+    return f"training continues, so this is not an incident{shown}"
 
 
 def send_request(run: RunDir, what: str, body: dict[str, object], *, repeat: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from supervisor.wording import (
     outcome,
     place,
     seconds,
+    skipped,
     state_in_full,
     table,
     what,
@@ -111,7 +112,7 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
             _time(each.get("recovered_s")),
             _lost(each),
             str(each.get("remedy") or "-"),
-            what(each, with_step=False),
+            what(each, with_step=False) + skipped(each),
         )
         for each in found
     ]

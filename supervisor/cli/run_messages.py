@@ -42,12 +42,15 @@ def after(status: Mapping[str, Any], code: int, given: Sequence[str], run_dir: P
     if code == 0:
         return _nothing_to_do(status, run_dir)
     refused = code == exit_codes.BAD_INPUT and not _has_trained(status)
-    if refused or (status.get("checkpoint") or {}).get("step") is None:
+    saved = status.get("checkpoint") or {}
+    if refused or saved.get("step") is None:
         return []
+    name = str(saved.get("path") or "").rpartition("/")[2]
+    where = [f"the checkpoint of step {saved['step']:,} is {run_dir / 'checkpoints' / name}"] if name else []
     skip = "--skip-bad-batches " if code == 1 and _would_fail_again(status, given) else ""
     why = ", which skips the batch that produces a bad number," if skip else ""
     command = f"holdfast run --resume --run-dir {shlex.quote(str(run_dir))} {skip}{shlex.join(given)}"
-    return [f"resume{why} with: {command}"]
+    return [*where, f"resume{why} with: {command}"]
 
 
 def _would_fail_again(status: Mapping[str, Any], given: Sequence[str]) -> bool:

@@ -38,7 +38,7 @@ LEDGER_WORDS = {
     "detect": "noticing faults",
     "decide": "deciding (and waiting for members)",
     "stop": "stopping",
-    "start": "starting processes",
+    "start": "fetching state, starting processes",
     "rendezvous": "forming the group",
     "restore": "restoring state",
     "warmup": "slow first steps",

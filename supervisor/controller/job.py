@@ -262,10 +262,12 @@ class Job:
             self.bookkeeping.opened(after.incident, before.incident)
         elif isinstance(action, Settle):
             self.bookkeeping.closed(before, before.incident, _marks(view), self._step_s)
-        elif isinstance(action, Save) and action.finished:
-            self.bookkeeping.saving(view.now_ns, None if before.finished else before.incident)
+        elif isinstance(action, Save) and (after.finished or after.end is not None):
+            is_counted = before.phase == "saving"
+            self.bookkeeping.saving(view.now_ns, None if is_counted else before.incident)
         elif isinstance(action, End):
-            known = None if before.finished else before.incident  # otherwise, `saving` counts it
+            is_counted = before.phase == "saving" and (before.finished or before.end is not None)
+            known = None if is_counted else before.incident  # otherwise, `saving` has counted it
             self.bookkeeping.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _record(self, view: View, action: RunAction, after: JobState) -> None:

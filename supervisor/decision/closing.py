@@ -219,9 +219,7 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
     began after the request to stop found it on storage.
     """
     memory = view.memory
-    cuts = cut_off_work.find(view, found)
-    resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
-    cuts = (*cuts, *cut_off_work.lost_changes(view, resumed))
+    resumed, cuts = _last_state(view, found)
     if failed_start.is_from_scratch(memory, resumed.step):
         return _stop(memory, _AS_REQUESTED, ", before the first step", ())
     if not has_storage and not reports.script_keeps_own_state(view):
@@ -242,6 +240,45 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
     if reports.script_keeps_own_state(view):
         return _stop(memory, _AS_REQUESTED, "; the script keeps its own state", cuts)
     return _stop(memory, _AS_REQUESTED, "; no member holds a state to save", cuts)
+
+
+def _last_state(view: View, found: tuple[Fault, ...]) -> tuple[ResumePoint, tuple[CutOffWork, ...]]:
+    """Return the newest state from which the next run repeats all cut-off work, and that work."""
+    cuts = cut_off_work.find(view, found)
+    resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
+    return resumed, (*cuts, *cut_off_work.lost_changes(view, resumed))
+
+
+def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | End:
+    """Return the action that saves the newest good state before the run ends with `end`, or `end` itself.
+
+    The members hold this state only in memory, which is lost with the run. It is saved only if it is newer
+    than all checkpoints, so it never replaces or voids one. The state is good as far as `found` shows: it
+    precedes the first bad number, and it makes the next run repeat the step in which the script failed.
+    """
+    if reports.script_keeps_own_state(view):
+        return end
+    view = replace(view, memory=replace(view.memory, end=end))
+    resumed, cuts = _last_state(view, found)
+    stored = resume_point.newest_checkpoint(view)
+    kept = max(0, stored.step) if stored is not None else 0
+    if resumed.source != "slot" or resumed.step <= kept:
+        return replace(end, why=end.why + _nothing_newer(view, found, kept))
+    if not policy.has_storage:
+        return replace(end, why=f"{end.why}; {_without_storage(resumed).lstrip(', ')}")
+    why = f"{end.why}: saving a checkpoint of the secured state"
+    return Save(resumed.holders[0], resumed, why, cuts, end=end)
+
+
+def _nothing_newer(view: View, found: tuple[Fault, ...], kept: int) -> str:
+    """Return a clause that says why steps after `kept` are lost; "" if none are known to be lost."""
+    held = max((each.step for report in reports.reports(view) for each in report.slots), default=0)
+    if max(reports.furthest_step(view), held) <= kept:
+        return ""
+    bound = remedy.last_good_step(found)
+    why = resume_point.missing_private_state(view, held) if bound is None and held > kept else ""
+    lost = f"; no state after step {kept} could be saved" if kept else "; no state could be saved"
+    return lost + (f": {why}" if why else "")
 
 
 def _without_storage(resumed: ResumePoint) -> str:
@@ -284,9 +321,11 @@ def _stop(
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     back = None
     if again:
-        named, side = cut_off_work.list_places(again, 1), cut_off_work.side_of_commit(again)
-        saved += f"; it precedes the interrupted work {side} a commit ({named}), which will be repeated"
         back = stored
+    named = cut_off_work.outside_of_steps(again)
+    if named:
+        where, side = cut_off_work.list_places(named, 1), cut_off_work.side_of_commit(named)
+        saved += f"; it precedes the interrupted work {side} a commit ({where}), which will be repeated"
     end = memory.end or End(exit_codes.INTERRUPTED, reason)
     return replace(end, why=f"{end.why}{saved}{note}", cut=cuts, back=back)
 
@@ -304,7 +343,7 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         if durable.error and memory.finished:
             return end_finished(view, durable.error)
         if durable.error:
-            return _stop(memory, _STOPPED, f"; the last checkpoint failed: {durable.error}", memory.cut)
+            return _unsaved(memory, f"; the last checkpoint failed: {durable.error}", durable.error)
         confirm = _confirm_finished if memory.finished else _confirm_stopped
         return confirm(view, durable, deadline)
     is_lost = member is None or members.is_lost(view, member, policy)
@@ -320,8 +359,15 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
         why = f"member {memory.save_member} is lost" if is_lost else late
         if memory.finished:
             return end_finished(view, why)
-        return _stop(memory, _STOPPED, f" without its last checkpoint: {why}", memory.cut)
+        return _unsaved(memory, f" without its last checkpoint: {why}", why)
     return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * SECOND_NS)), "saving")
+
+
+def _unsaved(memory: JobState, clause: str, why: str) -> End:
+    """Return the `End` of a run whose last state could not be saved. `clause` follows "stopped"."""
+    if memory.end is not None:
+        clause = f"; the state of step {memory.save_step} could not be saved: {why}"
+    return _stop(memory, _STOPPED, clause, memory.cut)
 
 
 def _may_hold_it(view: View, policy: Policy) -> bool:
@@ -369,7 +415,12 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
         if resume_point.has_checkpoint(view, durable.generation, durable.step):
             passed = cut_off_work.describe_passed_over(view, durable.step)
             note = f"; {passed}" if passed else ""
-            return _stop(memory, _AS_REQUESTED, f", with a {named}", memory.cut, durable.step, note)
+            saved = (
+                f", with a {named}"
+                if memory.end is None
+                else f"; the state of step {durable.step} is saved as a checkpoint"
+            )
+            return _stop(memory, _AS_REQUESTED, saved, memory.cut, durable.step, note)
         return _stop(memory, _STOPPED, f"; the {named} was written but is no longer on storage", memory.cut)
     if view.now_ns < deadline:
         return Wait(deadline, f"checking whether the {named} is on storage")

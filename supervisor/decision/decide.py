@@ -451,8 +451,9 @@ def await_cause(case: _Case) -> Wait | None:
     return Wait(patience_ns, "only victims so far: waiting for the cause")
 
 
-def end_where_no_restart_helps(case: _Case) -> End | None:
-    return remedy.reason_to_stop(case.view, case.policy, case.cause)
+def end_where_no_restart_helps(case: _Case) -> Save | End | None:
+    end = remedy.reason_to_stop(case.view, case.policy, case.cause)
+    return closing.end_after_fault(case.view, case.policy, case.faults, end) if end is not None else None
 
 
 def save_after_fault(case: _Case) -> Save | Wait | End | None:
@@ -484,7 +485,7 @@ def preserve(case: _Case) -> Preserve | None:
     return Preserve(resumed.holders[0], resumed, why)
 
 
-def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
+def await_members(case: _Case) -> Replace | Secure | Save | End | Wait | None:
     """Replace lost members until the group has enough of them, and wait for the new ones.
 
     If the user and the script allow it, the group continues without them after a while. It does not wait
@@ -516,7 +517,8 @@ def await_members(case: _Case) -> Replace | Secure | End | Wait | None:
         return _end_after_securing(view, end)
     deadline_ns = _forming_deadline_ns(view, policy)
     if view.now_ns >= deadline_ns:
-        return End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
+        alone = End(1, f"no member became ready in place of {', '.join(away)}", cause=case.cause)
+        return closing.end_after_fault(view, policy, case.faults, alone)
     timeout_s = members.next_timeout_s(view, policy, policy.form_s)
     until_ns = min(deadline_ns, view.now_ns + int(timeout_s * SECOND_NS), *hoped.values())
     if joining.barred(view):

@@ -40,9 +40,11 @@ def order_for(
     `inspection_id` is the result of `deadlock.inspection_id`, and `epoch` is the sender's epoch. Every order
     specifies which checkpoints may be deleted, because the member may still be writing one.
     """
+    # The newest state may be the cause of the fault that ends a run. Its checkpoint displaces no older one.
+    spared = 1 if memory.end is not None else 0
     make = partial(
         MemberOrder,
-        keep=policy.keep,
+        keep=policy.keep + spared,
         lineage=_lineage(memory),
         proven=_proven(memory),
         void=cut_off_work.recorded_void_steps(memory),

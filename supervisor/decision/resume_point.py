@@ -173,9 +173,10 @@ def can_serve(view: View, member: MemberView) -> bool:
     """True if the group can use the state that a member holds.
 
     If a member reports but cannot be controlled, the group continues without it and the member is ended. Its
-    state can therefore be used only for the last checkpoint of a run, after a request to stop.
+    state can therefore be used only for the last checkpoint of a run that is about to end.
     """
-    return members.is_controllable(member) or (members.is_reporting(member) and bool(view.memory.stop))
+    is_last = bool(view.memory.stop) or view.memory.end is not None
+    return members.is_controllable(member) or (members.is_reporting(member) and is_last)
 
 
 @by_identity(1)

@@ -171,6 +171,7 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
         sources=action.resume.sources,
         cut=action.cut,
         finished=action.finished,
+        end=action.end or view.memory.end,
     )
 
 
@@ -440,7 +441,15 @@ def _decided(view: View, action: Start, policy: Policy) -> OpenIncident:
         at_least=known and reached > 0 and not reports.is_furthest_step_reported(view),
         cut=action.cut,
         resized=(view.memory.world_size, world_size) if world_size != view.memory.world_size else (),
+        skipped=_newly_skipped(view, action),
     )
+
+
+def _newly_skipped(view: View, action: Start) -> tuple[int, ...]:
+    """Return the steps that the group skips because of the fault that it restarts after."""
+    stored = resume_point.checkpoint_of(view, action.resume)
+    known = {*view.memory.skip, *(stored.skip if stored is not None else ())}
+    return tuple(step for step in action.skip if step not in known)
 
 
 def _has_joined_since(view: View, action: Start, incident: OpenIncident) -> bool:
@@ -574,8 +583,11 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, .
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
         return _as_missed(0, failed_start.cut_off_before(memory))
     cuts = action.cut or cut_off_work.find(view, ())
-    missed = cuts if action.back is None else cut_off_work.not_repeated(cuts, action.back)
-    return _as_missed(0, missed)
+    if action.back is not None:
+        return _as_missed(0, cut_off_work.not_repeated(cuts, action.back))
+    # If a fault ends the run, storage has no state of a later step, so the next run repeats the step.
+    known = cuts if memory.end is None else cut_off_work.outside_of_steps(cuts)
+    return _as_missed(0, known)
 
 
 def _as_missed(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[MissedWork, ...]:

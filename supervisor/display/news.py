@@ -75,11 +75,33 @@ class _WarmFailures:
         return news
 
 
+class _OwnParts:
+    """Tracks the pids of Holdfast's own processes, which are replaced while training continues."""
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}  # by the name of the process
+
+    def observe(self, status: Mapping[str, Any]) -> list[str]:
+        """Return a line for each process that another one has replaced."""
+        found = {"the supervisor": status.get("supervisor_pid")}
+        for each in status.get("members") or ():
+            if each.get("connected"):
+                found[f"the sidecar of member {each.get('name')}"] = each.get("sidecar_pid")
+        news = []
+        for name, pid in found.items():
+            if type(pid) is not int:
+                continue
+            if self._pids.setdefault(name, pid) != pid:
+                self._pids[name] = pid
+                news.append(f"a new process has taken over as {name}")
+        return news
+
+
 class StatusNews:
     """Compares each status with what was shown before, and returns the lines to add.
 
     The lines report incidents that begin or end, checkpoints that are not used or cannot be written, slow
-    ranks, members without warm processes, and warnings.
+    ranks, members without warm processes, Holdfast's own processes that were replaced, and warnings.
     """
 
     def __init__(self, incidents: IncidentRecords) -> None:
@@ -88,11 +110,13 @@ class StatusNews:
         self._shown: set[tuple[object, object]] = set()
         self._slow = _SlowRanks()
         self._warm = _WarmFailures()
+        self._own = _OwnParts()
         self._storage_fails = False
 
     def observe(self, status: Mapping[str, Any]) -> list[str]:
         """Return a line for each change, but only one for an incident that ended before it was shown."""
         news = [*self._slow.observe(status), *self._warm.observe(status), *self._storage(status)]
+        news += self._own.observe(status)
         warm = {each.get("warm_error") for each in status.get("members") or ()}
         for name in ("passed_over", "warnings"):
             for note in status.get(name) or ():

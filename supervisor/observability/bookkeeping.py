@@ -129,6 +129,22 @@ class Bookkeeping:
         if finished:
             self.ledger.finished(self.ledger.at_ns)
 
+    def so_far(self, view: View) -> Ledger:
+        """Return the ledger up to now, for people: an open incident is divided as far as it has got.
+
+        The run's own ledger does not change. It books an incident only when that closes, because the start
+        times are not known before.
+        """
+        memory, ledger = view.memory, self.ledger
+        if memory.phase == "ended" or (memory.phase == "running" and memory.settled):
+            return ledger
+        shown = Bookkeeping(0, ledger.snapshot(), queues=self._queues)
+        if memory.phase in ("securing", "running") and ledger.activity is not Bucket.QUEUED:
+            shown._decided(memory.incident)
+            shown._split(_stations(view) if memory.phase == "running" else ())
+        shown.ledger.advance(max(view.now_ns, shown.ledger.at_ns))
+        return shown.ledger
+
     def _decided(self, incident: OpenIncident | None) -> None:
         """Book the steps that were rolled back for `incident`, and the time up to the decision."""
         if incident is None:
@@ -145,6 +161,19 @@ class Bookkeeping:
     def _split(self, stages: tuple[tuple[int, Bucket], ...]) -> None:
         for at_ns, bucket in stages:
             self.ledger.enter(bucket, max(at_ns, self.ledger.at_ns))
+
+
+def _stations(view: View) -> tuple[tuple[int, Bucket], ...]:
+    """Return the stages of its start that all ranks of the current generation have reached."""
+    marks = [rank.marks for rank in reports.ranks(view)]
+    if len(marks) < view.memory.world_size:
+        return ()
+    stations = (
+        ([each.started_ns for each in marks], Bucket.RENDEZVOUS),
+        ([each.joined_ns for each in marks], Bucket.RESTORE),
+        ([each.restored_ns for each in marks], Bucket.WARMUP),
+    )
+    return tuple((max(at_ns), bucket) for at_ns, bucket in stations if all(at_ns))
 
 
 def _progress(view: View) -> tuple[list[int], set[str]]:

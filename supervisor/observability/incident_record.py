@@ -59,6 +59,7 @@ def record(incident: OpenIncident, marks: StartTimes | None) -> dict[str, Any]:
         "remedy": incident.remedy,
         "why": incident.why,
         "resume": _resume(incident),
+        **({"skipped_steps": list(incident.skipped)} if incident.skipped else {}),
         "cut_short": _cut_short(incident),
         "evidence": list(incident.evidence),
         "faults": [_fault(each) for each in incident.faults],

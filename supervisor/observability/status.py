@@ -69,7 +69,7 @@ def build(view: View, accounts: Bookkeeping, context: StatusContext) -> dict[str
             *(each.text for each in view.memory.warned),
             *(each.sentence for each in warm_pool.problems(view).values()),
         ],
-        **_times(accounts.ledger, int((stall["no_step_s"] or 0.0) * 1e9)),
+        **_times(accounts.so_far(view), int((stall["no_step_s"] or 0.0) * 1e9)),
         "members": [_member(each, view) for each in view.members],
         "ranks": _ranks(view, context.slow_ranks),
         **_incidents(view.memory, context.last_incident),
@@ -210,8 +210,10 @@ def _unended(view: View, policy: Policy) -> tuple[str, ...]:
 
 
 def _awaited(view: View, policy: Policy) -> str:
-    """Return what the group is waiting for while it forms; "" after it has formed."""
+    """Return what the run is waiting for while its group forms or a fault ends it; "" otherwise."""
     memory = view.memory
+    if memory.phase == "saving" and memory.end is not None:
+        return f"the state of step {memory.save_step}, before the run ends: {memory.end.why}"
     if memory.phase not in ("forming", "securing"):
         return ""
     if policy.has_storage and _is_unreadable(view, policy):

@@ -207,7 +207,8 @@ def find(path: Path | None, directory: Path) -> RunDir:
         return RunDir(newest(directory))
     chosen = directory / path
     if not chosen.is_dir():
-        raise BadInput(f"run directory {str(path)!r} does not exist: name the directory of a run")
+        wrong = "is not a directory" if chosen.exists() else "does not exist"
+        raise BadInput(f"run directory {str(path)!r} {wrong}: name the directory of a run")
     with _as_bad_input(chosen):
         if not _is_run(chosen):
             raise BadInput(f"directory {str(path)!r} contains no run: name the directory of a run")

@@ -298,6 +298,11 @@ def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, .
     return tuple(each for each in cuts if step > each.at_most)
 
 
+def outside_of_steps(cuts: tuple[CutOffWork, ...]) -> tuple[CutOffWork, ...]:
+    """Return the `cuts` without exceptions that were raised in a step. The next run begins with that step."""
+    return tuple(each for each in cuts if each.early or each.at_most < each.step or not each.raised)
+
+
 def describe(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return a clause that says how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"

@@ -242,6 +242,7 @@ class OpenIncident:
     manned_ns: int = field(default=0, compare=False, metadata=UNRECORDED)
     # the number of ranks before and after the incident, if it changed; () if it did not
     resized: tuple[int, ...] = field(default=(), metadata=added())
+    skipped: tuple[int, ...] = field(default=(), metadata=added())  # the steps that are skipped from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,7 +636,9 @@ class Save:
     resume: ResumePoint
     why: str
     cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
-    finished: bool = False  # all ranks have finished; False: the run was stopped
+    finished: bool = False  # all ranks have finished; False: the run was stopped, or a fault ends it
+    # how the run ends when the state is on storage or cannot be saved; None: as `JobState` says
+    end: End | None = field(default=None, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 Gradients are ones and halves, and the momentum is a half: no sum of `STEPS` of them is ever rounded. The
 batches are drawn from the generator of the process, whose state is private to a rank.
+
+While there is a file `bug` in the working directory, rank 1 has the bug that it names in step 9, each time.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +20,8 @@ from torch import Tensor, nn
 import holdfast
 
 STEPS = 14
+BUG = Path("bug")
+BUGGY_STEP = 9
 
 
 def batch(generator: torch.Generator) -> Tensor:
@@ -32,6 +38,20 @@ def weights_after(steps: int, world_size: int) -> Tensor:
     return weights
 
 
+def fails(rank: int, step: int) -> str:
+    """Fail as the file `bug` says, or return what is to be done to the loss."""
+    what = BUG.read_text() if rank == 1 and step == BUGGY_STEP and BUG.exists() else ""
+    if what == "raise":
+        raise ValueError("the bug")
+    if what == "exit":
+        sys.exit(3)
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "wait":  # until a test breaks something else
+        time.sleep(600)
+    return what
+
+
 module = nn.Linear(4, 4, bias=False)
 nn.init.zeros_(module.weight)
 session = holdfast.join()
@@ -46,6 +66,7 @@ for step in state.steps(STEPS):
         file.write(f"{step}\n")
     time.sleep(float(sys.argv[1]))
     loss = model(torch.eye(4)).mul(batch(torch.default_generator).T).sum()
+    loss = loss * torch.nan if fails(session.rank, step) == "nan" else loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
@@ -27,6 +28,7 @@ from supervisor.view.model import (
     JobState,
     Policy,
     RunAction,
+    Save,
     Secure,
     Settle,
     StallWatch,
@@ -258,8 +260,12 @@ class World:
             marks = [r.marks for each in told for r in each.ranks if r.generation == before.generation]
             last = StartTimes(*(max(getattr(each, name) for each in marks) for name in StartTimes.__slots__))
             accounts.closed(before, before.incident, last, self.step_ms / 1000)
+        elif isinstance(action, Save) and after.end is not None:
+            accounts.saving(view.now_ns, None if before.phase == "saving" else before.incident)
         elif isinstance(action, End):
-            accounts.stopped(view.now_ns, before.incident, finished=closing.is_finish(action))
+            is_counted = before.phase == "saving" and before.end is not None
+            known = None if is_counted else before.incident
+            accounts.stopped(view.now_ns, known, finished=closing.is_finish(action))
 
     def _give_orders(self, memory: JobState) -> None:
         wanted = (self.policy.members + self.policy.standby, memory.lost)
@@ -324,6 +330,10 @@ class World:
         if isinstance(action, End) and "left to resume from" in action.why:
             assert self._best(view) == 0, "ends although members hold a state"
             assert not self.store.found, "ends although there is a checkpoint"
+        if isinstance(action, End) and self._must_keep_state(action, view):
+            newest = self.store.newest()
+            kept = newest.step if newest is not None else 0
+            assert self._best(view) <= kept, "ends although members hold a state that is not on storage"
         if isinstance(action, Start):
             self.starts.append(action)
             least = self.policy.min_members if self.resizes else 0
@@ -334,6 +344,12 @@ class World:
                 held = self.members[action.resume.holders[0]]
                 found = held.holds(action.resume.generation, action.resume.step)
                 assert found is None or not found.poisoned, "resumes from a bad state"
+
+    def _must_keep_state(self, end: End, view: View) -> bool:
+        """True if a fault ends the run, and storage could take the newest state."""
+        is_fault = end.exit_code not in (0, exit_codes.INTERRUPTED, exit_codes.CUT_SHORT)
+        is_able = self.policy.has_storage and not self.store.away and not self.keeps_itself
+        return is_fault and is_able and view.memory.phase != "forming"
 
     def _best(self, view: View) -> int:
         """Return the newest good step that reachable members hold completely and have reported."""

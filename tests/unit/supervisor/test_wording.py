@@ -34,6 +34,11 @@ def fault(kind: str, rank: int, detail: str, hung: str = "", **changed: Any) -> 
             "rank 0 computed a loss of nan at step 7; back in 0.13 s, 1 step lost",
         ),
         (
+            incident(skipped_steps=[812]),
+            "rank 1 was killed by SIGKILL at step 812; back in 0.13 s, 0 steps lost; step 812 is skipped from"
+            " now on",
+        ),
+        (
             opened(),
             "rank 1 was killed by SIGKILL at step 812; not recovered yet",
         ),

@@ -109,10 +109,12 @@ def test_inject_prints_the_result(run: RunDir, capsys: pytest.CaptureFixture[str
     with listening(run, answer):
         assert control.inject(run, Inject("kill", 1)) == 0
         assert control.inject(run, Inject("member", 2)) == 0
+        assert control.inject(run, Inject("sidecar", 0)) == 0
         assert control.inject(run, Inject("hang", 3, json=True)) == 0
     assert bodies[0] == {"what": "kill", "rank": 1}
     out = capsys.readouterr().out
-    assert "kill sent to rank 1 of run a-run;" in out
+    assert "kill sent to rank 1 of run a-run; `holdfast incidents` shows the outcome" in out
+    assert "sidecar sent to the sidecar of rank 0's member of run a-run; training continues, so" in out
     assert "member sent to the member of rank 2 of run a-run;" in out
     assert json.loads(out[out.index("{") :]) == {"schema": 1, "run": "a-run", "injected": "hang", "rank": 3}
 

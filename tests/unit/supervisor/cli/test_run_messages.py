@@ -20,21 +20,23 @@ def said(code: int, **changed: Any) -> list[str]:
 @pytest.mark.parametrize("code", [1, 3, 130, 137])
 def test_a_run_that_failed_says_how_to_resume_it(code: int) -> None:
     line = "holdfast run --resume --run-dir 'runs/a b' --members 2 -- python train.py --name 'a b'"
-    assert said(code) == [f"resume with: {line}"]
+    where = "the checkpoint of step 1,200 is runs/a b/checkpoints/step-00001200"
+    assert said(code) == [where, f"resume with: {line}"]
 
 
 def test_a_run_that_a_bad_batch_has_ended_is_resumed_without_that_batch() -> None:
     last = {"kind": "nan", "rank": 1, "step": 70}
-    [line] = said(1, last_incident=last)
+    *_, line = said(1, last_incident=last)
     assert line == (
         "resume, which skips the batch that produces a bad number, with:"
         " holdfast run --resume --run-dir 'runs/a b' --skip-bad-batches"
         " --members 2 -- python train.py --name 'a b'"
     )
     for code, changed in ((130, {}), (1, {"own_state": True}), (1, {"last_incident": {"kind": "crash"}})):
-        assert "--skip-bad-batches" not in said(code, **{"last_incident": last} | changed)[0]
+        *_, line = said(code, **{"last_incident": last} | changed)
+        assert "--skip-bad-batches" not in line
     given = ("--skip-bad-batches", *WORDS)
-    [line] = run_messages.after(status(last_incident=last), 1, given, HERE)
+    *_, line = run_messages.after(status(last_incident=last), 1, given, HERE)
     assert line.count("--skip-bad-batches") == 1
 
 
@@ -63,7 +65,7 @@ def test_resuming_is_not_offered_without_a_checkpoint_or_with_refused_input() ->
 def test_a_script_that_failed_after_training_says_how_to_resume(
     resumed: dict[str, Any] | None,
 ) -> None:
-    [line] = said(2, resumed=resumed)
+    *_, line = said(2, resumed=resumed)
     assert line.startswith("resume with: holdfast run --resume --run-dir ")
 
 

@@ -57,10 +57,10 @@ def test_the_status_shows_the_phase_what_is_safe_and_where_the_time_went() -> No
         "     -  m-2        -  standby      -          -      -      -  2 warm",
         "",
         "Where the time went",
-        "  training                                96 s    95.5 %",
-        "  starting processes                     4.0 s     4.0 %",
-        "  lost (trained, then rolled back)      0.50 s     0.5 %",
-        "  noticing faults                         4 ms   < 0.1 %",
+        "  training                                  96 s    95.5 %",
+        "  fetching state, starting processes       4.0 s     4.0 %",
+        "  lost (trained, then rolled back)        0.50 s     0.5 %",
+        "  noticing faults                           4 ms   < 0.1 %",
     ]
 
 

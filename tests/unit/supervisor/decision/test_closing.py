@@ -600,13 +600,13 @@ def opened() -> OpenIncident:
         (
             CheckpointReport(9, 1, "p", 0.1, "", 1),
             (Checkpoint(9, 1, 2, "p"), OLD),
-            ", with a checkpoint of step 9",
+            "; the state of step 9 is saved as a checkpoint",
             0,
         ),
         (
             CheckpointReport(4, 1, "p", 0.1, "no space", 1),
             (OLD,),
-            "; the last checkpoint failed: no space",
+            "; the state of step 9 could not be saved: no space",
             5,
         ),
     ],

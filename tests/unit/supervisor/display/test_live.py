@@ -166,6 +166,26 @@ def test_another_supervisor_or_generation_starts_without_slow_ranks(later: dict[
     assert told(screen.shown()) == [SLOW, SLOW]
 
 
+def test_a_sidecar_or_supervisor_that_was_replaced_leaves_a_line() -> None:
+    screen = Terminal(columns=160)
+    plain = PlainDisplay(screen)
+    first = {"name": "m0", "connected": True, "sidecar_pid": 10, "ranks": [0]}
+    away, back = {**first, "connected": False}, {**first, "sidecar_pid": 11}
+    for pid, each in (
+        (77, first),
+        (77, away),
+        (77, back),
+        (77, back),
+        (78, back),
+        (78, {**back, "sidecar_pid": None}),
+    ):
+        plain.update(status(supervisor_pid=pid, members=[each]), 0.0)
+    assert [each for each in screen.shown() if "taken over" in each] == [
+        "holdfast: a new process has taken over as the sidecar of member m0",
+        "holdfast: a new process has taken over as the supervisor",
+    ]
+
+
 RUNS = "holdfast: generation 3 runs: 2 ranks on 2 members, from step 40 (checkpoint)"
 
 

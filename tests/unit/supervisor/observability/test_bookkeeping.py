@@ -7,7 +7,18 @@ from holdfast.protocol.launcher_messages import Restore, StartTimes
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.view.model import MemberView, OpenIncident, ResumePoint
-from tests.unit.supervisor.job_views import LAUNCH, S, fault, launcher, member, memory, progress, report, view
+from tests.unit.supervisor.job_views import (
+    LAUNCH,
+    S,
+    fault,
+    launcher,
+    member,
+    memory,
+    progress,
+    rank,
+    report,
+    view,
+)
 
 
 def trained(step: int, phase: str = "forward", name: str = "m0") -> MemberView:
@@ -173,6 +184,33 @@ def test_unsaved_training_of_one_member_is_productive_once_the_run_has_finished(
     accounts.observe(view(trained(20), now_s=30.0, **alone))
     accounts.stopped(31 * S, finished=True)
     assert (seconds(accounts)["productive"], accounts.ledger.pending_ns) == (28.0, 0)
+
+
+def test_a_recovery_is_shown_as_far_as_it_has_got_and_the_ledger_stays_as_it_is() -> None:
+    accounts = begun()
+    look(accounts, 30.0, 20)
+    noticed = opened(decided_ns=0, resume=None)
+    accounts.opened(noticed)
+    before = accounts.ledger.snapshot()
+
+    def shown(now_s: float, phase: str, incident: OpenIncident, *marks: StartTimes) -> dict[str, float]:
+        states = [rank(n, generation=2, marks=each) for n, each in enumerate(marks)]
+        both = [
+            member(f"m{n}", report(f"m{n}", launcher(each, generation=2))) for n, each in enumerate(states)
+        ]
+        ledger = accounts.so_far(view(*both, now_s=now_s, phase=phase, incident=incident, generation=2))
+        assert ledger.total_ns == now_s * S
+        return {bucket.value: ns / S for bucket, ns in ledger.buckets_ns().items() if ns}
+
+    assert shown(40.0, "securing", noticed)["decide"] == 8.0
+    started, joined = StartTimes(35 * S, 0, 0, 0), StartTimes(35 * S, 36 * S, 0, 0)
+    late = shown(40.0, "running", opened(), joined, started)
+    assert (late["decide"], late["start"], late["rendezvous"]) == (1.0, 1.0 + 2.0, 1.0 + 5.0)
+    there = shown(40.0, "running", opened(), joined, joined)
+    assert (there["rendezvous"], there["restore"]) == (1.0 + 1.0, 1.0 + 4.0)
+    assert accounts.ledger.snapshot() == before
+    settled = view(trained(20), trained(20, name="m1"), now_s=41.0, settled=True)
+    assert accounts.so_far(settled) is accounts.ledger
 
 
 def test_the_last_checkpoint_of_a_finished_run_is_not_training() -> None:

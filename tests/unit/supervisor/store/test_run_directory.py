@@ -197,6 +197,14 @@ def test_a_newer_format_is_refused_with_its_number(tmp_path: Path) -> None:
         find(Path("d"), tmp_path)
 
 
+def test_a_file_that_is_named_as_the_run_directory_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="'file' is not a directory: name the directory of a run"):
+        find(Path("file"), tmp_path)
+    with pytest.raises(BadInput, match="'none' does not exist: name the directory of a run"):
+        find(Path("none"), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["file", "file/d", "dangling"])
 def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.observability import incident_record
 from supervisor.view.model import Start
 from tests.simulation.cluster.member import Content
 from tests.simulation.cluster.scripts import STEPS, TWO, cued
@@ -76,3 +77,7 @@ def test_a_bad_batch_is_skipped_if_the_user_allowed_it() -> None:
     assert world.final == Content(STEPS, frozenset({5}))
     assert [start.skip for start in world.starts] == [(), (), (5,)]
     assert "step 5 will be skipped" in world.starts[2].evidence[0]
+    incidents = [m.incident for _, a, m in world.journal if isinstance(a, Start) and m.incident is not None]
+    assert [each.skipped for each in incidents] == [(), (5,)]
+    assert incident_record.record(incidents[1], None)["skipped_steps"] == [5]
+    assert "skipped_steps" not in incident_record.record(incidents[0], None)

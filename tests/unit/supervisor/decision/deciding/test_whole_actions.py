@@ -29,6 +29,7 @@ from supervisor.view.model import (
     Replace,
     ResumePoint,
     RunAction,
+    Save,
     Secure,
     Settle,
     StallWatch,
@@ -330,7 +331,12 @@ ACTIONS: dict[str, tuple[View, RunAction]] = {
     ),
     "a member is gone and no other became ready": (
         securing(here(0), GONE, lost=("m1",), since_s=-501.0),
-        End(1, FAILED, cause=GONE_FAULT),
+        Save(
+            "m0",
+            whole(9, "m0"),
+            f"{FAILED}: saving a checkpoint of the secured state",
+            end=End(1, FAILED, cause=GONE_FAULT),
+        ),
     ),
     "a member is gone and no process can be created": (
         securing(GONE, here(0), member("m2", report("m2", WARMLESS_POOL, secured_for=1)), lost=("m1",)),
