@@ -451,9 +451,13 @@ def await_cause(case: _Case) -> Wait | None:
     return Wait(patience_ns, "only victims so far: waiting for the cause")
 
 
-def end_where_no_restart_helps(case: _Case) -> Save | End | None:
+def end_where_no_restart_helps(case: _Case) -> Save | Wait | End | None:
+    """End the run, after its newest good state has been saved and, if need be, waited for."""
     end = remedy.reason_to_stop(case.view, case.policy, case.cause)
-    return closing.end_after_fault(case.view, case.policy, case.faults, end) if end is not None else None
+    if end is None:
+        return None
+    wait = await_newer_state(case) if not case.view.memory.stop else None
+    return wait or closing.end_after_fault(case.view, case.policy, case.faults, end)
 
 
 def save_after_fault(case: _Case) -> Save | Wait | End | None:

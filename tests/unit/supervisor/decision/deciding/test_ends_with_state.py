@@ -27,7 +27,7 @@ from supervisor.view.model import (
 )
 from tests.simulation.cluster.scripts import STEPS, TWO, actions, cued
 from tests.simulation.cluster.world import World
-from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, rank, report, view
+from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, rank, report, view
 
 NEVER = replace(TWO, checkpoint_every_s=0.0)
 SAVED = "; the state of step 5 is saved as a checkpoint"
@@ -216,6 +216,29 @@ def test_a_state_that_only_a_member_out_of_control_holds_is_saved() -> None:
     )
     assert isinstance(action, Save)
     assert action.member == "m0"
+
+
+def test_a_member_that_may_hold_a_newer_state_is_waited_for_within_its_timeout() -> None:
+    seen = ending(4)
+    told, left = seen.members[0].report, seen.members[1]
+    assert told is not None
+    at = (progress(0, 9),)
+    first = replace(seen.members[0], report=replace(told, progress=at, launcher=launcher(rank(0, RAISED))))
+    late = seen.members[1].report
+    assert late is not None
+    second = replace(left, report=replace(late, secured_for=0, launcher=launcher(rank(1))), connected=False)
+    memory = replace(seen.memory, since_ns=97 * S)
+
+    def decided(silent_s: float, **given: Any) -> Any:
+        members = (first, replace(second, silent_s=silent_s))
+        return decide(replace(seen, members=members, memory=replace(memory, **given)), POLICY)
+
+    waits = decided(3.0)
+    assert isinstance(waits, Wait)
+    assert waits.until_ns <= 100 * S + int(POLICY.member_timeout_s * S)
+    assert "m1 may have a newer state" in waits.why
+    for action in (decided(POLICY.member_timeout_s), decided(3.0, stop="graceful")):
+        assert isinstance(action, Save | End)
 
 
 def saving(durable: CheckpointReport, now_s: float = 140.0, stored: bool = True, **given: Any) -> Any:
