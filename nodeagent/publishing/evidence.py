@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated, severity
+from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated, remedy_of, severity
 
 MAX_BYTES = 32 << 10  # all annotations of an object together may take 256 KiB
 
@@ -18,7 +18,7 @@ _NODE = ("schema", "node", "machine_id", "boot_id", "booted_s", "version", "at_s
 _NODE_MORE = ("calmed_s", "clean_needs", "quiet_needs", "released", "state_id")
 _FINDING = (
     "check", "code", "level", "action", "since_s", "last_s", "sign_s", "sources", "origins", "device",
-    "lasting", "overridden",
+    "lasting", "remedy", "overridden",
 )  # fmt: skip
 
 _Found = tuple[str, dict[str, Any]]  # the entity and the finding
@@ -75,7 +75,8 @@ def _rank(found: _Found) -> tuple[bool, tuple[bool, bool, int], float]:
     """Rank by level, then as the supervisor does, then by age; the newest may be the only one not waived."""
     _, finding = found
     corroborated = is_corroborated(finding["overridden"], finding["origins"] or finding["sources"])
-    rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=finding["action"])
+    action = remedy_of(finding["action"], finding["remedy"]) or finding["action"]
+    rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=action)
     return finding["level"] == UNHEALTHY, rank, finding["since_s"]
 
 

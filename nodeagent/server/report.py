@@ -139,6 +139,7 @@ def finding_report(each: HealthFinding) -> dict[str, Any]:
         "origins": list(each.origins),
         "device": each.device,
         "lasting": each.lasting,
+        "remedy": word(each.remedy),
         "overridden": each.overridden,
     }
 

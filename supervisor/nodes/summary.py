@@ -179,7 +179,7 @@ def release_needs(view: NodeView, now_s: float, policy: NodePolicy) -> list[str]
     needs = []
     if held.replace and not release.is_remedied(view):
         needs.append(f"{', '.join(held.replace)} is replaced, and another GPU is seen in its place")
-    elif held.action == "reboot_node" and not release.is_remedied(view):
+    elif release.remedy(held) == "reboot_node" and not release.is_remedied(view):
         needs.append("the node boots; without a boot, it must be healthy for four times as long")
     if report is None or breaker.is_unknown(view, policy):
         return [*needs, "its agent reports again"]

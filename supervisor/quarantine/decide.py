@@ -244,7 +244,18 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         bad_gpus,
         len({*report.devices, *bad_gpus}) if bad_gpus else 0,
         report.state_id,
+        evidence.remedies(found),
+        _is_cut(report, found),
     )
+
+
+def _is_cut(report: Report, found: tuple[NodeFinding, ...]) -> bool:
+    """True if there may be evidence for a remedy that `found` does not contain, because there is no room."""
+    bad = evidence.unhealthy(report)
+    if len(bad) <= MAX_EVIDENCE:
+        return report.left_out > 0
+    keys = {each.key for each in found}
+    return report.left_out > 0 or any(each.remedy and each.key not in keys for each in bad)
 
 
 # -- unhealthy nodes out of service
@@ -264,43 +275,58 @@ def _updated_taint(
         return None
     outlived = _outlives_a_boot(confirmed, report, held)
     found_again = _is_found_again(confirmed, report, held)
-    if not (outlived or found_again or _adds_something(confirmed, report, held)):
-        return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
-    return replace(
+    kept, remedies, is_cut = _merged_evidence(taint, held)
+    after = replace(
         taint,
-        evidence=_merged(taint.evidence, held.evidence),
+        evidence=kept,
         action=max(taint.action, held.action, key=cost_rank),
         sources=tuple(sorted({*taint.sources, *held.sources})),
         boot_id=report.boot_id if outlived else held.boot_id,
         replace=_merged(taint.replace, held.replace),
         gpus=max(held.gpus, len(report.devices)) if held.gpus else taint.gpus,
         state_id=report.state_id if found_again else held.state_id,
+        remedies=remedies,
+        is_cut=is_cut,
+    )
+    return after if _content(after) != _content(held) else None
+
+
+def _content(held: Quarantine | Taint) -> tuple[object, ...]:
+    """Return the parts of a taint that justify an update. Another source of a known fault does not."""
+    return (
+        *(held.evidence, held.action, held.boot_id, held.replace),
+        *(held.state_id, held.remedies, held.is_cut),
     )
 
 
 def _is_found_again(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the agent's memory is not the same as before, but has all evidence that needs a remedy."""
-    if report.state_id in ("", held.state_id):
+    if report.state_id in ("", held.state_id) or held.is_cut:
         return False
     return release.unremedied(report, held) <= {*evidence.keys(confirmed)}
-
-
-def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
-    """True if the findings contain a fault or need a remedy that the taint does not include."""
-    costlier = cost_rank(evidence.costliest_action(confirmed)) > cost_rank(held.action)
-    return (
-        costlier
-        or not set(evidence.keys(confirmed)) <= set(held.evidence)
-        or not set(evidence.to_replace(confirmed, report)) <= set(held.replace)
-    )
 
 
 def _outlives_a_boot(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the node has booted since it was taken out, and its current findings need another boot."""
     return report.boot_id != held.boot_id and any(
-        each.lasting and each.action == "reboot_node" for each in confirmed
+        each.lasting and each.remedy == "reboot_node" for each in confirmed
     )
+
+
+def _merged_evidence(new: Taint, held: Quarantine) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Return the keys of both, their remedies, and whether a key that needs a remedy has been left out.
+
+    If there are too many keys, those that need a remedy are kept first, and then the new ones. Without its
+    key, a fault that the agent's memory loses would count as remedied.
+    """
+    both = replace(held, evidence=(*new.evidence, *held.evidence), remedies=(*new.remedies, *held.remedies))
+    needed = release.remedies(both)
+    ranked = sorted({*both.evidence}, key=lambda key: (key not in needed, key not in new.evidence, key))
+    kept = tuple(sorted(ranked[:MAX_EVIDENCE]))
+    unnamed = (f"{needed[key]} {key}" for key in kept if key in needed and needed[key] != release.named(key))
+    cut = any(key in needed for key in ranked[MAX_EVIDENCE:])
+    return kept, tuple(sorted(unnamed)), held.is_cut or new.is_cut or cut
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast import node_report
-from holdfast.node_report import DRIVER, REMEDIES, UNHEALTHY, cost_rank
+from holdfast.node_report import DRIVER, UNHEALTHY, cost_rank
 from supervisor.quarantine.model import MAX_EVIDENCE, NodeFinding, NodePolicy, NodeView, Report
 
 RUN = "run"  # the origin of a fault that a training run saw
@@ -61,12 +61,12 @@ def _backs(other: NodeFinding, finding: NodeFinding) -> bool:
     """True if `other` is evidence that the object of `finding` needs at least the remedy of `finding`."""
     if not (finding.entity and other.entity):
         return False
-    if finding.action not in REMEDIES or cost_rank(other.action) < cost_rank(finding.action):
+    if not finding.remedy or cost_rank(other.remedy) < cost_rank(finding.remedy):
         return False
     if (finding.device or finding.entity) == (other.device or other.entity):
         return True
     both = (_kind(finding), _kind(other))
-    return finding.action == other.action == "reboot_node" and any(each in WHOLE_NODE for each in both)
+    return finding.remedy == other.remedy == "reboot_node" and any(each in WHOLE_NODE for each in both)
 
 
 def _seen_by_a_run(node: NodeView, finding: NodeFinding, now_s: float) -> bool:
@@ -130,7 +130,8 @@ def age_s(node: NodeView, findings: Sequence[NodeFinding]) -> float:
 
 def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
     """True if the finding lasts until it is remedied, and the remedy requires an empty node."""
-    return finding.level == UNHEALTHY and finding.lasting and finding.action in policy.drain_for
+    wanted = {finding.action, finding.remedy} & policy.drain_for
+    return finding.level == UNHEALTHY and finding.lasting and bool(wanted)
 
 
 def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
@@ -153,7 +154,9 @@ def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]
 
 def _severity(finding: NodeFinding) -> tuple[bool, bool, int]:
     return node_report.severity(
-        is_corroborated=is_corroborated(finding), is_lasting=finding.lasting, action=finding.action
+        is_corroborated=is_corroborated(finding),
+        is_lasting=finding.lasting,
+        action=finding.remedy or finding.action,
     )
 
 
@@ -168,12 +171,18 @@ def to_replace(findings: tuple[NodeFinding, ...], report: Report) -> tuple[str, 
     For some minutes after the replacement, a finding is still reported, but it is no longer lasting and its
     GPU is gone.
     """
-    wanted = [each for each in findings if each.action == "replace" and each.device]
+    wanted = [each for each in findings if each.remedy == "replace" and each.device]
     return tuple(sorted({each.device for each in wanted if each.lasting or each.device in report.devices}))
 
 
 def keys(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
     return tuple(sorted({each.key for each in findings}))
+
+
+def remedies(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
+    """Return "REMEDY KEY" for each finding whose key does not end with its remedy, sorted."""
+    unnamed = (each for each in findings if each.remedy and each.remedy != each.action)
+    return tuple(sorted({f"{each.remedy} {each.key}" for each in unnamed}))
 
 
 def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:

@@ -167,6 +167,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         (*_words(raw, "clean_needs"), *released),
         (*_words(raw, "quiet_needs"), *released),
         _word(raw, "state_id"),
+        max(0, int(_number(raw, "left_out", 0.0))),
     )
 
 
@@ -199,6 +200,7 @@ def _finding(
         f"{entity} {name} {action}",
         None if sign_s is None else max(0.0, at_s - sign_s),
         raw.get("last_s") is not None and _number(raw, "last_s") < booted_s,
+        reported_remedy=_word(raw, "remedy"),
     )
 
 
