@@ -40,7 +40,9 @@ CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
 )
 
 # The remedy that meets each condition; none for `Clears.TIME`.
-REMEDY_OF: Mapping[Clears, Action] = MappingProxyType({clears: action for action, clears in CLEARED_BY.items()})
+REMEDY_OF: Mapping[Clears, Action] = MappingProxyType(
+    {clears: action for action, clears in CLEARED_BY.items()}
+)
 
 # The condition in words; "" if only time clears the finding.
 CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(

@@ -21,6 +21,11 @@ from supervisor.quarantine.model import MAX_EVIDENCE, NodeFinding, NodePolicy, N
 RUN = "run"  # the origin of a fault that a training run saw
 DRIVERS_WORD = "the driver's verdict"
 RUN_WINDOW_S = 600.0  # a job often dies minutes before or after the first sign of its GPU's fault
+# A fault that comes and goes is confirmed when it has recently been present for this many times as long as
+# one that persists. For a single witness, that is half of an hour.
+FLAPS = 6.0
+# A node that has been unhealthy for so long within about a day, on many occasions, needs an operator.
+UNSTEADY_S = 3600.0
 # The parts of a node that contain all of its GPUs. A fault in one of them backs the reboot that a GPU needs.
 WHOLE_NODE = ("node", "driver", "sensor")
 
@@ -111,12 +116,20 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
     return policy.confirm_s if is_corroborated(finding) else policy.confirm_alone_s
 
 
+def _left_s(finding: NodeFinding, policy: NodePolicy) -> float:
+    """Return how many seconds until the finding is confirmed; 0 or less if it is."""
+    needed_s = confirm_s(finding, policy)
+    if finding.recent_s >= FLAPS * needed_s:
+        return 0.0
+    return needed_s - finding.held_s
+
+
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
     """Return how many seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
     The ages refer to the time of the report, so a finding is never confirmed by its first report.
     """
-    return min(confirm_s(each, policy) - each.held_s for each in findings)
+    return min(_left_s(each, policy) for each in findings)
 
 
 def confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
@@ -136,11 +149,7 @@ def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
 
 def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
     """True if the finding justifies ending the work that runs on the node."""
-    return (
-        wants_drain(finding, policy)
-        and is_corroborated(finding)
-        and finding.held_s >= confirm_s(finding, policy)
-    )
+    return wants_drain(finding, policy) and is_corroborated(finding) and _left_s(finding, policy) <= 0
 
 
 def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]:

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.node_report import ACTIONS, REMEDIES, remedy_of
+from holdfast.node_report import ACTIONS, REMEDIES, UNHEALTHY, remedy_of
 
 # Effects of Holdfast's taint, as Kubernetes names them.
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
@@ -60,6 +60,8 @@ class NodeFinding:
     backing: tuple[str, ...] = ()  # origins of other evidence for the same remedy: see `evidence.weigh`
     # What ends it, which `action` does not name if support has to be contacted, too; "" from an older agent.
     reported_remedy: str = ""
+    # how long it was present recently, even with interruptions; fades within an hour; 0 from an older agent
+    recent_s: float = 0.0
 
     @property
     def remedy(self) -> str:
@@ -87,6 +89,14 @@ class Report:
     # the id of the agent's memory, which changes when the memory loses evidence; "" from an older agent
     state_id: str = ""
     left_out: int = 0  # findings for which the report had no room
+    # How long the node was unhealthy recently, counted so that only many occasions make it long. It fades
+    # within a day. 0 from an older agent.
+    unsteady_s: float = 0.0
+
+    @property
+    def may_hide_faults(self) -> bool:
+        """True if an unhealthy finding may have been left out; degraded ones are left out before those."""
+        return self.left_out > 0 and all(each.level == UNHEALTHY for each in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,8 @@ class PoolView:
 
     now_s: float
     nodes: tuple[NodeView, ...]
+    clock_doubt: str = ""  # why `now_s` may be wrong; "" if nothing speaks against it
+    is_clock_checked: bool = True  # `now_s` has been compared with the clocks of nodes
 
 
 @dataclass(frozen=True, slots=True)
