@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from statistics import median
+from statistics import median_high, median_low
 
 from supervisor.nodes.node_objects import KnownNode, parsed_report
 from supervisor.quarantine import evidence, reports
@@ -72,9 +72,9 @@ def clock_error(ahead_s: Sequence[float], before: ClockError) -> ClockError:
     """
     if not ahead_s:
         return before
-    middle_s = median(ahead_s)
+    middle_s = min(median_low(ahead_s), median_high(ahead_s), key=abs)
     is_few = len(ahead_s) < MIN_CLOCKS
-    if abs(middle_s) <= MAX_SKEW_S or (is_few and min(map(abs, ahead_s)) <= MAX_SKEW_S):
+    if abs(middle_s) <= MAX_SKEW_S:
         return ClockError()
     agree = sum(abs(each - middle_s) <= AGREE_S for each in ahead_s)
     way = "ahead of" if middle_s > 0 else "behind"

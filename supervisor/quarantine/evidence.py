@@ -204,5 +204,6 @@ def describe(findings: tuple[NodeFinding, ...]) -> str:
     by = "the driver" if worst.verdict_by == DRIVER else ", ".join(worst.sources) or "an unnamed sensor"
     other = ", ".join(each for each in worst.backing if each not in origins_of(worst))
     backed = f", backed by {other}" if other else ""
+    flaps = f", recently present for {worst.recent_s:.0f} s" if worst.recent_s else ""
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, reported by {by}{backed}{more}"
+    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s{flaps}, reported by {by}{backed}{more}"
