@@ -26,7 +26,7 @@ from nodeagent.agent.missed import MissedObservations
 from nodeagent.cli import assembly, explanations, output, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
-from nodeagent.cli.options import PODS_STATES, ROOT_STATE, split
+from nodeagent.cli.options import PODS_STATES, ROOT_STATE, split, state_folder
 from nodeagent.model import Observation
 from nodeagent.policy.validation import close_match
 from nodeagent.sensing import baselines, operator_requests
@@ -428,11 +428,12 @@ def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
     """Return a problem if an agent saves its state in another folder, which this does not read.
 
-    This is so if this user's folder is empty, but a service's is not, or if a pod's agent runs on this node.
+    This is so if this user's folder is empty, but a service's is not. Without --state-dir, it is also so if
+    the agent of a pod has saved its state here, and the host's folder is empty or that agent runs now.
     """
     mine = options.state_dir
     is_empty = not any(each.exists() for each in map(mine.joinpath, saved_state.names(0)))
-    for folder in (ROOT_STATE, *_pods_folders()):
+    for folder in (ROOT_STATE, *(_pods_folders() if mine == state_folder() else ())):
         if mine == folder or not (_is_used(folder) if is_empty else _runs_in(folder)):
             continue
         why = f"{mine} is empty, so this" if is_empty else "This"

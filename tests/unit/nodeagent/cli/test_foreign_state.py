@@ -38,6 +38,7 @@ def test_a_reader_names_the_state_of_the_service_that_it_does_not_read(
 def foreign(mine: Path, monkeypatch: pytest.MonkeyPatch, service: Path, pods: Path) -> str | None:
     monkeypatch.setattr(commands, "ROOT_STATE", service)
     monkeypatch.setattr(commands, "PODS_STATES", pods)
+    monkeypatch.setattr(commands, "state_folder", lambda: service)
     return commands._foreign_memory(argparse.Namespace(state_dir=mine))
 
 
