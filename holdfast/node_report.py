@@ -36,6 +36,12 @@ def cost_rank(action: str) -> int:
     return ACTIONS.index(action) if action in ACTIONS else 0
 
 
+def remedy_of(action: str, remedy: str = "") -> str:
+    """Return the costlier of an action and a reported remedy, if it is one of `REMEDIES`; otherwise ""."""
+    found = max(action, remedy, key=cost_rank)
+    return found if found in REMEDIES else ""
+
+
 def is_corroborated(verdict_by: str, origins: Iterable[str]) -> bool:
     """Return whether the driver gave the verdict, or evidence from several origins agrees."""
     return verdict_by == DRIVER or len(set(origins)) >= WITNESSES

@@ -192,6 +192,8 @@ class HealthFinding:
     device: str = ""  # the UUID or serial number of the GPU, if it is known
     of_events: bool = False  # True: about events or a counter's growth; False: about samples
     of_gpus: bool = False  # the policy says that its check is about the GPUs, no matter what the entity is
+    # the remedy that ends a lasting finding; `action` does not name it if support has to be contacted, too
+    remedy: Action = Action.NONE
 
 
 @dataclass(frozen=True, slots=True)

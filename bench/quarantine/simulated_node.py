@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nodeagent.agent.recent_faults import RecentFaults
+from nodeagent.model import Action, HealthFinding, Level
+from supervisor.quarantine import evidence
 from supervisor.quarantine.model import NodeFinding, NodeView, Report
 
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -41,14 +44,23 @@ class Sign:
     lasting: bool = False
     device: str = ""
 
-    def at(self, report_at_s: float) -> NodeFinding:
+    @property
+    def signature(self) -> str:
+        return self.key.rstrip("0123456789")
+
+    def at(self, report_at_s: float, recent: RecentFaults) -> NodeFinding:
         verdict_by = "driver" if self.driver else ""
         held_s = max(0.0, report_at_s - self.since_s)
-        signature = self.key.rstrip("0123456789")
         return NodeFinding(
             self.key, self.level, self.action, held_s, self.sources, verdict_by, self.lasting,
-            f"gpu/{self.device}" if self.device else "", signature, origins_of(self.sources), self.device,
+            f"gpu/{self.device}" if self.device else "", self.signature, origins_of(self.sources),
+            self.device, recent_s=recent.of_finding_s(self.as_finding(), report_at_s),
         )  # fmt: skip
+
+    def as_finding(self) -> HealthFinding:
+        """Return the finding for the agent's sums, which all faults with its signature share."""
+        level = Level.UNHEALTHY if self.level == "unhealthy" else Level.DEGRADED
+        return HealthFinding("", self.signature, None, level, Action.NONE, 0.0, 0.0, "", (), "", ())
 
 
 class Node:
@@ -68,6 +80,7 @@ class Node:
         self.quiet_at_s = LONG_AGO_S
         self.calmed_at_s = -math.inf
         self.cut_off = 0  # number of reasons why the agent is silent
+        self._recent = RecentFaults()
         self._last = Report()
         self._last_at_s = LONG_AGO_S
 
@@ -91,14 +104,21 @@ class Node:
     # -- the agent
 
     def found(self, sign: Sign, now_s: float) -> None:
+        self._note(now_s)
         self.signs[sign.key] = sign
         self.changed_s = now_s
+        self._note(now_s)
+
+    def _note(self, now_s: float) -> None:
+        self._recent = self._recent.after(now_s, (each.as_finding() for each in self.signs.values()))
 
     def cleared(self, key: str, now_s: float) -> None:
+        self._note(now_s)
         sign = self.signs.pop(key, None)
         if sign is None:
             return
         self.changed_s = now_s
+        self._note(now_s)
         if not self.signs:
             self.quiet_at_s = now_s
         if sign.level == "unhealthy" and not self.is_ill:
@@ -143,7 +163,8 @@ class Node:
         """Return whether a view of the node stays valid until its next event."""
         shown = self.standing
         marked = shown.quarantine or shown.waiver or shown.cordoned or not shown.ready
-        return not (marked or self.signs or self.cut_off or now_s - self.calmed_at_s < FRESH_S)
+        is_fresh = now_s - self.calmed_at_s < FRESH_S or self._recent.of_node_s(now_s) >= evidence.UNSTEADY_S
+        return not (marked or self.signs or self.cut_off or is_fresh)
 
     def _heard_at_s(self, now_s: float) -> float:
         beat_s = math.floor((now_s - self.phase_s) / REPORT_S) * REPORT_S + self.phase_s
@@ -151,8 +172,10 @@ class Node:
 
     def _report(self, at_s: float) -> Report:
         signs = sorted(self.signs.values(), key=lambda each: (each.level != "unhealthy", each.key))
+        if signs:
+            self._note(at_s)
         return Report(
-            tuple(each.at(at_s) for each in signs),
+            tuple(each.at(at_s, self._recent) for each in signs),
             0.0 if self.is_ill else at_s - self.clean_at_s,
             0.0 if signs else at_s - self.quiet_at_s,
             at_s - self.calmed_at_s,
@@ -160,4 +183,5 @@ class Node:
             self.agent,
             (),
             self.gpus,
+            unsteady_s=self._recent.of_node_s(at_s),
         )

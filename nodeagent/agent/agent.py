@@ -20,7 +20,9 @@ from nodeagent.agent import changes, saved_state
 from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
+from nodeagent.agent.missed import MissedObservations
 from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
+from nodeagent.agent.recent_faults import RecentFaults
 from nodeagent.agent.saved_state import SavedState
 from nodeagent.agent.sensor_threads import (
     FittedSensor,
@@ -75,6 +77,7 @@ class Published:
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # about the driver and each GPU
     released: Released | None = None
     state_id: str = ""  # of the agent's memory: see `SavedState.id`
+    recent_faults: RecentFaults = field(default_factory=RecentFaults)
 
     @property
     def ready(self) -> bool:
@@ -116,6 +119,7 @@ class Agent:
     released_until_s: Callable[[], float] = lambda: -inf  # when an operator's release of the GPUs ends
     more_problems: Callable[[], tuple[str, ...]] = tuple  # current ones of the program itself
     lost: str = ""  # why the agent starts without a saved state that it should have; "" if it has it
+    missed: MissedObservations | None = None  # keeps what must be added to the state when its disk answers
     superseded: bool = field(init=False, default=False)  # another agent has taken over the folder
     inbox: Inbox = field(init=False)
     evaluator: Evaluator = field(init=False)
@@ -176,6 +180,7 @@ class Agent:
             problems=self.problems,
             clean_time=self.state.clean_time,
             state_id=self.state.id,
+            recent_faults=self.state.recent_faults,
         )
 
     def _recall(self) -> tuple[str, ...]:
@@ -257,18 +262,33 @@ class Agent:
         self._stopping = True
         self.inbox.wake()
 
-    def close(self) -> None:
-        """Stop the sensors, then run a last cycle and save. Takes about a second if something hangs."""
+    def take_over(self, missed: MissedObservations, from_offset_s: float) -> None:
+        """Add what an agent has seen that could not load this state, or report its loss if that is too much.
+
+        `from_offset_s` is the offset of that agent's clock, which was of the same boot.
+        """
+        if missed.dropped and not self.lost:
+            self.lost = f"{missed.dropped} observations could not be kept while the disk hung"
+            self.state.id = saved_state.new_id()
+        self.evaluator.branch = self.branch()
+        for each in missed.on_another_clock(self.clock.anchor.offset_s - from_offset_s):
+            self.evaluator.add(each)
+
+    def close(self, save_s: float = LAST_SAVE_S) -> bool:
+        """Stop the sensors, then run a last cycle and save. Takes about a second if something hangs.
+
+        Returns False if the state is not saved within `save_s`.
+        """
         for each in self.watched:
             each.stop()
         until = time.monotonic() + JOIN_S
         for each in self.watched:
             each.join(max(0.0, until - time.monotonic()))
         self.run_cycle(last=True)
-        if self._writer is not None:
-            self._writer.finish(LAST_SAVE_S)
+        is_saved = self._writer is not None and self._writer.finish(save_s)
         if unsaved := self._take_reportable(everything=True):
             self.report(unsaved)
+        return is_saved and self._writer is not None and not self._writer.outcome.problem
 
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, hand over the state, publish, and report changes."""
@@ -288,6 +308,7 @@ class Agent:
         self.state.clean_time = self.state.clean_time.after(
             now_s, findings, self.published.ready, released=released, blind=self._blind()
         )
+        self.state.recent_faults = self.state.recent_faults.after(now_s, findings)
         since_s = time.monotonic() - self._saved
         if last or since_s >= SAVE_AT_REST_S or (self._pending and since_s >= SAVE_S):
             self._submit(now_s, positions)
@@ -341,6 +362,8 @@ class Agent:
     def _evaluate_inbox(self, now_s: float) -> None:
         for each in self.inbox.drain():
             self.evaluator.add(each)
+            if self.missed is not None:
+                self.missed.add(each, self.policy)
             if each.check in DESCRIBING:
                 self._describe(each)
         self._retry_stuck()
@@ -467,6 +490,7 @@ class Agent:
             dict(self._facts),
             Released(self.released_until_s(), self.gpus_are_closed()) if self._was_released else None,
             self.state.id,
+            self.state.recent_faults,
         )
         with self.looked:
             self.published = published

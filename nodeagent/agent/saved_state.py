@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.fileio import durable
-from nodeagent.agent import clean_time, unsaved
+from nodeagent.agent import clean_time, recent_faults, unsaved
 from nodeagent.agent.changes import FindingKey, ReportedFinding
 from nodeagent.agent.clean_time import CleanTime
+from nodeagent.agent.recent_faults import RecentFaults
 from nodeagent.evaluation import memory
 from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.model import Action, Level
@@ -68,6 +69,7 @@ class SavedState:
     history: list[dict[str, Any]] = field(default_factory=list)  # numbered changes (`seq`)
     next_seq: int = 1
     clean_time: CleanTime = field(default_factory=CleanTime)
+    recent_faults: RecentFaults = field(default_factory=RecentFaults)
     evidence: dict[str, Any] = field(default_factory=dict)  # the evidence that the evaluator stores
     positions: dict[str, Any] = field(default_factory=dict)  # by sensor: the cursor in a log, or baselines
     # The id stays the same as long as nothing is lost, so evidence that ends under the same id has not just
@@ -286,6 +288,7 @@ def _as_json(state: SavedState) -> dict[str, Any]:
         # The name is from a version in which only a release paused the counts.
         "calm_released_s": list(state.clean_time.paused_s),
         "calm_needs": [sorted(each) for each in state.clean_time.needs],
+        "recent": state.recent_faults.dump(),
         "evidence": state.evidence,
         "positions": state.positions,
         "id": state.id,
@@ -309,6 +312,7 @@ def _from_json(raw: Mapping[str, Any]) -> SavedState:
             raw.get("calm_released_s", (0.0, 0.0)),
             raw.get("calm_needs", ((), ())),
         ),
+        recent_faults=recent_faults.load_recent_faults(raw.get("recent")),
         evidence=_sound_evidence(raw["evidence"]),
         positions=dict(raw["positions"]),
         id=str(raw.get("id") or new_id())[:MAX_ID],  # an earlier agent wrote none

@@ -78,6 +78,9 @@ class AgentParts:
     disk_answers: threading.Event | None  # None unless the disk hung at startup; set when it answers
     policy_file: PolicyFile | None = None  # None: the policy does not change while the agent runs
     lost: str = ""  # why this process, which saves the state, starts without it; "" if it has it
+    # Returns what the disk that hung has answered: the saved state, its claim and why a part of it is lost.
+    # Raises BadInput or OSError if the disk has returned an error. None unless the disk hung.
+    answer: Callable[[], LoadedState] | None = None
 
     def about(self) -> dict[str, Any]:
         """Return the part of the report that stays constant while the agent runs."""
@@ -140,6 +143,7 @@ def assemble(
         chosen, clock, state, folder, loaded.claim, loaded.problems, sensors, lambda: driver.branch, lines,
         requests, _identity(options), trusting,
         None if loaded.hung is None else loaded.hung.ended, policy_file, loaded.lost if keeps else "",
+        loaded.answer,
     )  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def _read_policy(path: Path | None) -> HealthPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class LoadedState:
     """What startup reads from the folder of the saved state."""
 
     state: SavedState
@@ -208,24 +212,27 @@ class _Loaded:
     policy_file: PolicyFile | None = None  # keeps a copy in the folder; None for a process that only reads
     hung: DiskCall[Any] | None = None  # the call that the folder's disk has not answered
     lost: str = ""  # why the state, or a part of it, is not there; "" if nothing is missing
+    answer: Callable[[], LoadedState] | None = None  # as in `AgentParts`
 
 
-def _load(options: argparse.Namespace, keeps: bool) -> _Loaded:
+def _load(options: argparse.Namespace, keeps: bool) -> LoadedState:
     reading = DiskCall(lambda: _saved_state(options.state_dir, keeps))
     within_s = STATE_S if keeps else READ_S
     try:
         loaded = reading.result(within_s)
     except NoAnswer:
-        loaded = _without_the_disk(options, reading, within_s)
+        loaded = _without_the_disk(options, reading, within_s, lambda: reading.result(0.0))
     return _with_policy_file(loaded, options) if keeps else loaded
 
 
-def _without_the_disk(options: argparse.Namespace, hung: DiskCall[Any], for_s: float) -> _Loaded:
+def _without_the_disk(
+    options: argparse.Namespace, hung: DiskCall[Any], for_s: float, answer: Callable[[], LoadedState]
+) -> LoadedState:
     why = f"{options.state_dir}: the disk has not answered for {for_s:g} s; nothing is loaded or saved"
-    return _Loaded(SavedState(), None, (why,), hung=hung, lost=why)
+    return LoadedState(SavedState(), None, (why,), hung=hung, lost=why, answer=answer)
 
 
-def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
+def _with_policy_file(loaded: LoadedState, options: argparse.Namespace) -> LoadedState:
     """Add the policy file. If a disk does not answer, use what can be read, and read the file later."""
 
     def made(folder: Path | None, reads_now: bool = True) -> PolicyFile:
@@ -239,22 +246,23 @@ def _with_policy_file(loaded: _Loaded, options: argparse.Namespace) -> _Loaded:
         kept, alone = DiskCall(lambda: made(folder, False)), DiskCall(lambda: made(None))
         with suppress(NoAnswer):  # the policy file's disk hangs, but the saved state's disk does not
             return replace(loaded, policy_file=kept.result(POLICY_S))
-        loaded = _without_the_disk(options, kept, POLICY_S)
+        before = loaded
+        loaded = _without_the_disk(options, kept, POLICY_S, lambda: before)
         with suppress(NoAnswer):
             return replace(loaded, policy_file=alone.result(0.0))
     return replace(loaded, policy_file=made(None, False))
 
 
-def _saved_state(folder: Path, keeps: bool) -> _Loaded:
+def _saved_state(folder: Path, keeps: bool) -> LoadedState:
     claimed, problems = _claimed(folder) if keeps else (None, ())
     try:
         state, more = saved_state.load(folder, set_aside=keeps)
-        return _Loaded(state, claimed, (*problems, *more), lost="; ".join(more))
+        return LoadedState(state, claimed, (*problems, *more), lost="; ".join(more))
     except OSError as error:
         if keeps and error.errno not in _DISK:
             raise _refused(folder, error) from None
         why = f"{folder}: {error.strerror}: the saved state is not used"
-        return _Loaded(SavedState(), claimed, (*problems, why), lost=why)
+        return LoadedState(SavedState(), claimed, (*problems, why), lost=why)
 
 
 def _claimed(folder: Path) -> tuple[Claim | None, tuple[str, ...]]:

@@ -22,13 +22,15 @@ from holdfast.errors import BadInput
 from nodeagent import model
 from nodeagent.agent import claim, saved_state
 from nodeagent.agent.agent import Agent, Note
+from nodeagent.agent.missed import MissedObservations
 from nodeagent.cli import assembly, explanations, output, rendering
 from nodeagent.cli.assembly import AgentParts
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
-from nodeagent.cli.options import ROOT_STATE, split
+from nodeagent.cli.options import PODS_STATES, ROOT_STATE, split, state_folder
 from nodeagent.model import Observation
 from nodeagent.policy.validation import close_match
 from nodeagent.sensing import baselines, operator_requests
+from nodeagent.sensing import clock as clocks
 from nodeagent.server import footprint, report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injected_observations import observation_injector
@@ -46,6 +48,7 @@ HARD_STOP_S = 1.5  # the longest time from SIGTERM to the exit, even if sensors 
 DRAIN_S = 0.3  # after everything is saved: how long to wait until stdout has been read
 ASK_S = 5.0
 CODES = {"healthy": 0, "degraded": 1, "unhealthy": 2, report.UNKNOWN: exit_codes.NOT_JUDGED}  # for `check`
+HAND_OVER_S = 10.0  # limit for the save after a disk that hung has answered
 CLOSE_S = 30.0  # limit for the agent to close NVML, which takes about 10 s, or more if a call is slow
 NOT_CLOSED = 1
 TESTS = "test"  # the folder that `serve --test` uses within the state folder
@@ -160,6 +163,8 @@ def serve(options: argparse.Namespace) -> int:
     if agent.superseded:
         log.write({"event": "superseded", "why": f"another agent has taken over {options.state_dir}"})
     if parts.disk_answers is not None and parts.disk_answers.is_set():
+        if problem := _hand_over(agent, parts, options.state_dir):
+            log.write({"event": "memory_problem", "why": problem})
         log.write({"event": "restart_needed", "why": f"{options.state_dir} answers again"})
     log.drain(DRAIN_S)
     # The threads of the sensors and stdout may hang in calls that cannot be ended.
@@ -194,6 +199,25 @@ def _end_once_the_disk_answers(agent: Agent, parts: AgentParts, answers: threadi
         agent.stop()
 
     threading.Thread(target=end, name="disk", daemon=True).start()
+
+
+def _hand_over(agent: Agent, parts: AgentParts, folder: Path) -> str:
+    """Add what `agent` has seen to the state that the disk has returned; return a problem, or "".
+
+    The agent that starts next loads this state, so no fault ends because of the restart.
+    """
+    assert parts.answer is not None, "the disk has hung"
+    assert agent.missed is not None, "its observations are kept while the disk hangs"
+    try:
+        found = parts.answer()
+    except (BadInput, OSError) as error:
+        return f"what this agent has seen is not saved: {error}"
+    heir = Agent(
+        agent.policy, clocks.begin(found.state.anchor, found.state.last_s), found.state, folder,
+        lambda _: None, parts.branch, claim=found.claim, lost=found.lost,
+    )  # fmt: skip
+    heir.take_over(agent.missed, parts.clock.anchor.offset_s)
+    return "" if heir.close(HAND_OVER_S) else f"{folder}: what this agent has seen is not saved"
 
 
 def _start_server(
@@ -402,23 +426,53 @@ def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) 
 
 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
-    """Return a problem if this user's saved state is empty but the service's is not."""
+    """Return a problem if an agent saves its state in another folder, which this does not read.
+
+    This is so if this user's folder is empty, but a service's is not. Without --state-dir, it is also so if
+    the agent of a pod has saved its state here, and the host's folder is empty or that agent runs now.
+    """
     mine = options.state_dir
-    if mine == ROOT_STATE or any(each.exists() for each in map(mine.joinpath, saved_state.names(0))):
-        return None
-    if not os.access(ROOT_STATE.parent, os.F_OK):
-        return None
+    is_empty = not any(each.exists() for each in map(mine.joinpath, saved_state.names(0)))
+    for folder in (ROOT_STATE, *(_pods_folders() if mine == state_folder() else ())):
+        if mine == folder or not (_is_used(folder) if is_empty else _runs_in(folder)):
+            continue
+        why = f"{mine} is empty, so this" if is_empty else "This"
+        return (
+            f"{why} does not include what the agent saved in {folder}; run this as the agent's user, or with"
+            f" --state-dir {folder}"
+        )
+    return None
+
+
+def _pods_folders() -> list[Path]:
+    """Return the folders of the agents in pods, one for each node that uses this storage; none if unreadable.
+
+    The host's own folder may be older than the pods', so it does not hide them.
+    """
     try:
-        if not claim.newest_generation(ROOT_STATE) and not (ROOT_STATE / claim.LOCK).exists():
-            return None
-    except FileNotFoundError:
-        return None
+        return sorted(PODS_STATES.iterdir())
     except OSError:
-        pass  # the folder exists, and belongs to another user
-    return (
-        f"{mine} is empty, so this does not include what the agent saved in {ROOT_STATE}; run this as the "
-        f"agent's user, or with --state-dir {ROOT_STATE}"
-    )
+        return []
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether an agent has ever used a folder, as far as this user can tell."""
+    if not os.access(folder.parent, os.F_OK):
+        return False
+    try:
+        return bool(claim.newest_generation(folder)) or (folder / claim.LOCK).exists()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # the folder exists, and belongs to another user
+
+
+def _runs_in(folder: Path) -> bool:
+    """Return whether an agent in a pod uses a folder now, as far as this user can tell."""
+    try:
+        return folder != ROOT_STATE and claim.is_owned(folder)
+    except OSError:
+        return False
 
 
 def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] = lambda _: None) -> Agent:
@@ -428,6 +482,7 @@ def _agent(parts: AgentParts, report_changes: Any, note: Callable[[Note], None] 
         lost=parts.lost,
     )  # fmt: skip
     parts.requests.is_closed = made.gpus_are_closed
+    made.missed = MissedObservations() if parts.answer is not None else None
     return made
 
 

@@ -29,6 +29,7 @@ NODE_NAME, PROVIDER_ID = "NODE_NAME", "NODE_PROVIDER_ID"
 API_HOST, API_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 POLICY_FILE = Path("/etc/holdfast/node.toml")
 ROOT_STATE = Path("/var/lib/holdfast/node")
+PODS_STATES = Path("/var/lib/holdfast/nodes")  # the agents in pods have one folder for each node here
 LOGS = ("auto", "kmsg", "journal", "none")
 
 # The names that other tools give to these options.

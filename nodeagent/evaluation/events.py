@@ -36,7 +36,7 @@ from nodeagent.evaluation.bursts import (
     merged_bursts,
 )
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
-from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, Clears, HealthPolicy, Meaning
+from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, REMEDY_OF, Clears, HealthPolicy, Meaning
 
 BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later verdict concerns a different code
@@ -280,6 +280,7 @@ class Standing:
     since_s: float  # since when judgements of this level or worse have been in force without a gap
     last_s: float
     lasting: bool  # a judgement of this level ends only with a remedy, even if the worst one ends earlier
+    remedy: Action = Action.NONE  # the greatest remedy that such a judgement needs
 
 
 def finding_of(
@@ -313,6 +314,7 @@ def finding_of(
         lasting=stands.lasting,
         overridden=worst.by,
         of_events=True,
+        remedy=stands.remedy,
     )
 
 
@@ -364,8 +366,9 @@ def standing(
         live, key=lambda each: (*each.gravity, each.ends_s, each.again, each.why, each.by, each.hold_s)
     )
     since_s = _unbroken_since_s([burst for level, burst in segments if level >= worst.level])
-    lasting = any(each.ends_s == inf and each.level is worst.level for each in live)
-    return Standing(worst, since_s, spans[-1][1], lasting), min(each.ends_s for each in live)
+    endless = [each for each in live if each.ends_s == inf and each.level is worst.level]
+    remedy = max((REMEDY_OF.get(each.clears, Action.NONE) for each in endless), default=Action.NONE)
+    return Standing(worst, since_s, spans[-1][1], bool(endless), remedy), min(each.ends_s for each in live)
 
 
 def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:

@@ -356,20 +356,22 @@ def sample_finding(
         return None
     level = Level.UNHEALTHY if high.active else Level.DEGRADED
     current = high if high.active else low
+    action, lasting = _action(rule, series, level), _lasts(rule, series, level)
     return HealthFinding(
         entity=entity,
         check=rule.check,
         code=None,
         level=level,
-        action=_action(rule, series, level),
+        action=action,
         since_s=current.since_s,
         last_s=current.unclean_s,
         why=_why(rule, series, level),
         evidence=(text,) if text else (),
         clears=_clears(rule, level),
         sources=tuple(sorted(sources)),
-        lasting=_lasts(rule, series, level),
+        lasting=lasting,
         overridden="driver" if rule.check == DRIVERS_OWN else "",
+        remedy=action if lasting and action in CLEARED_BY else Action.NONE,
     )
 
 

@@ -39,6 +39,11 @@ CLEARED_BY: Mapping[Action, Clears] = MappingProxyType(
     }
 )
 
+# The remedy that meets each condition; none for `Clears.TIME`.
+REMEDY_OF: Mapping[Clears, Action] = MappingProxyType(
+    {clears: action for action, clears in CLEARED_BY.items()}
+)
+
 # The condition in words; "" if only time clears the finding.
 CLEARS_IN_WORDS: Mapping[Clears, str] = MappingProxyType(
     {

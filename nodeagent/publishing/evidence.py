@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated, severity
+from holdfast.node_report import DEGRADED, MAX_WORD, UNHEALTHY, is_corroborated, remedy_of, severity
 
 MAX_BYTES = 32 << 10  # all annotations of an object together may take 256 KiB
 
@@ -54,6 +54,8 @@ def _text(report: Mapping[str, Any], found: Sequence[_Found], left_out: int) -> 
     for entity, finding in found:
         by_entity.setdefault(entity, []).append(finding)
     kept = {name: _cut(report[name]) for name in (*_NODE, *_NODE_MORE)}
+    if report.get("unsteady_s"):
+        kept["unsteady_s"] = report["unsteady_s"]
     kept["gpus"] = [
         {name: _cut(gpu[name]) for name in ("uuid", "serial") if gpu.get(name)} for gpu in report["gpus"]
     ]
@@ -68,14 +70,28 @@ def _findings(report: Mapping[str, Any]) -> Iterator[_Found]:
     for entity in report["entities"]:
         for each in entity["findings"]:
             if each["level"] in (DEGRADED, UNHEALTHY):  # findings of other levels change nothing
-                yield _cut(entity["entity"]), {name: _cut(each[name]) for name in _FINDING}
+                kept = {name: _cut(each[name]) for name in _FINDING}
+                yield _cut(entity["entity"]), {**kept, **_more(each, report["at_s"])}
+
+
+def _more(finding: Mapping[str, Any], at_s: float) -> dict[str, Any]:
+    """Return the fields that most findings do not need, where they tell more than the others do."""
+    found: dict[str, Any] = {}
+    remedy = finding.get("remedy", "none")
+    if remedy not in ("none", finding["action"]):
+        found["remedy"] = _cut(remedy)
+    # A fault that has persisted for longer than its recent time is confirmed by its age.
+    if finding.get("recent_s", 0.0) > at_s - finding["since_s"]:
+        found["recent_s"] = finding["recent_s"]
+    return found
 
 
 def _rank(found: _Found) -> tuple[bool, tuple[bool, bool, int], float]:
     """Rank by level, then as the supervisor does, then by age; the newest may be the only one not waived."""
     _, finding = found
     corroborated = is_corroborated(finding["overridden"], finding["origins"] or finding["sources"])
-    rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=finding["action"])
+    action = remedy_of(finding["action"], finding.get("remedy", "")) or finding["action"]
+    rank = severity(is_corroborated=corroborated, is_lasting=finding["lasting"], action=action)
     return finding["level"] == UNHEALTHY, rank, finding["since_s"]
 
 

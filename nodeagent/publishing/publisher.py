@@ -141,7 +141,7 @@ def verdict_of(found: Iterable[NodeCondition], published: Published) -> Hashable
         frozenset(
             (
                 each.entity, each.check, each.code, each.level, each.action, each.sources, each.origins,
-                each.device, each.lasting, each.overridden,
+                each.device, each.lasting, each.remedy, each.overridden,
             )
             for verdict in published.verdicts
             for each in verdict.findings

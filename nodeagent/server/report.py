@@ -26,10 +26,11 @@ def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, A
         "action": word(action),
         **published.clean_time.as_json(published.at_s),
         **published.clean_time.needs_as_json(),
+        "unsteady_s": round(published.recent_faults.of_node_s(published.at_s), 1),
         "released": _released(published.released),
         "driver": dict(published.facts.get(DRIVER, {})),
         "gpus": [{"entity": e, **f} for e, f in sorted(published.facts.items()) if e != DRIVER],
-        "entities": [entity_report(each) for each in published.verdicts],
+        "entities": [_entity_report(each, published) for each in published.verdicts],
         "sensors": [sensor_report(each) for each in published.sensors],
         "dropped": published.dropped,
         "problems": list(published.problems),
@@ -114,16 +115,16 @@ def worst(verdicts: Sequence[HealthVerdict]) -> tuple[Level, Action]:
     return level, action
 
 
-def entity_report(verdict: HealthVerdict) -> dict[str, Any]:
+def _entity_report(verdict: HealthVerdict, published: Published) -> dict[str, Any]:
     return {
         "entity": verdict.entity,
         "level": word(verdict.level),
         "action": word(verdict.action),
-        "findings": [finding_report(each) for each in verdict.findings],
+        "findings": [_finding_report(each, published) for each in verdict.findings],
     }
 
 
-def finding_report(each: HealthFinding) -> dict[str, Any]:
+def _finding_report(each: HealthFinding, published: Published) -> dict[str, Any]:
     return {
         "check": each.check,
         "code": each.code,
@@ -132,6 +133,7 @@ def finding_report(each: HealthFinding) -> dict[str, Any]:
         "since_s": round(each.since_s, 3),
         "last_s": round(each.last_s, 3),
         "sign_s": round(each.last_s, 3) if each.of_events else None,
+        "recent_s": round(published.recent_faults.of_finding_s(each, published.at_s), 1),
         "why": each.why,
         "evidence": list(each.evidence),
         "clears": each.clears,
@@ -139,6 +141,7 @@ def finding_report(each: HealthFinding) -> dict[str, Any]:
         "origins": list(each.origins),
         "device": each.device,
         "lasting": each.lasting,
+        "remedy": word(each.remedy),
         "overridden": each.overridden,
     }
 

@@ -1,15 +1,20 @@
 """Remember when each agent's report changed, by this process's clock, and add the reports to the nodes. Pure.
 
-The clocks of two machines are never compared. A report's age is the time since this process saw it change. If
+A report's age does not depend on the clock of the node: it is the time since this process saw it change. If
 a report existed before this process started, its age is unknown: the agent may have been silent for days.
 Such a report is not used. The node is treated as unknown until the agent writes its next report, within 30 s.
+
+The wall clock of this process is compared with those of all nodes together (`clock_error`), because the times
+that it stores on the nodes end operators' releases and nodes' histories, even after it has died.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from statistics import median_high, median_low
 
 from supervisor.nodes.node_objects import KnownNode, parsed_report
 from supervisor.quarantine import evidence, reports
@@ -18,6 +23,14 @@ from supervisor.quarantine.reports import Machine, Received
 
 RECENT_S = 86400.0  # only recoveries within this time matter; no policy remembers a storm for longer
 MAX_SENDERS = 4  # machines that report under one name; two are already an alert
+# A difference between clocks that is no reason to doubt them: far more than a report takes to arrive, and far
+# less than any time that a stored time decides about.
+MAX_SKEW_S = 120.0
+AGREE_S = 60.0  # the clocks of nodes that agree differ by at most this
+MIN_CLOCKS = 3  # with fewer nodes, nothing shows which clock is wrong
+STEADY_S = (
+    30.0  # a correction changes only if it is wrong by more, so that no stored time becomes later than now
+)
 
 
 @dataclass(slots=True)
@@ -32,8 +45,57 @@ class _Heard:
     malformed: str = ""
     verdict: str | None = None
     heard_s: float = -math.inf  # when this process last saw the agent change anything, including its verdict
+    # how far this process's wall clock was ahead of the agent's at the newest report; None if unknown
+    ahead_s: float | None = None
     # The result for a single sender, which does not depend on the time, and the policy that it applies to
     known: tuple[NodePolicy, Report, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClockError:
+    """How far this process's wall clock is ahead of the time that decisions use, and what to say about it.
+
+    `why` is not empty if the clock differs from those of the nodes. `is_doubtful` is True if nothing shows
+    which clock is right, so that no correction is possible. `is_checked` is False until an agent was heard.
+    """
+
+    ahead_s: float = 0.0
+    why: str = ""
+    is_doubtful: bool = False
+    is_checked: bool = True
+
+
+def clock_error(ahead_s: Sequence[float], before: ClockError) -> ClockError:
+    """Return the error of a clock that is ahead of those of the nodes by `ahead_s`, one number for each node.
+
+    Most of the nodes are right if they agree. Without a number, the error is as `before`.
+    """
+    if not ahead_s:
+        return before
+    middle_s = min(median_low(ahead_s), median_high(ahead_s), key=abs)
+    is_few = len(ahead_s) < MIN_CLOCKS
+    if abs(middle_s) <= MAX_SKEW_S:
+        return ClockError()
+    agree = sum(abs(each - middle_s) <= AGREE_S for each in ahead_s)
+    way = "ahead of" if middle_s > 0 else "behind"
+    text = f"the supervisor's clock is {abs(middle_s):.0f} s {way} the clocks of {len(ahead_s)} nodes"
+    if is_few or 2 * agree <= len(ahead_s):
+        return ClockError(0.0, f"{text}, and it is unknown which clock is right: set them", is_doubtful=True)
+    is_steady = not before.is_doubtful and abs(middle_s - before.ahead_s) <= STEADY_S
+    corrected_s = before.ahead_s if is_steady else middle_s
+    return ClockError(corrected_s, f"{text}, whose time is used: set the clock of the supervisor's node")
+
+
+def timestamp_s(text: str) -> float:
+    """Return a time of the API in seconds since 1970. Raises `ValueError`."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _ahead_s(report_at: str, wall_s: float | None) -> float | None:
+    try:
+        return None if wall_s is None else wall_s - timestamp_s(report_at)
+    except (ValueError, OverflowError):
+        return None
 
 
 class AgentReports:
@@ -42,8 +104,8 @@ class AgentReports:
     def __init__(self) -> None:
         self._nodes: dict[str, _Heard] = {}
 
-    def note(self, node: KnownNode, now_s: float) -> None:
-        """Record the current state of a node."""
+    def note(self, node: KnownNode, now_s: float, wall_s: float | None = None) -> None:
+        """Record the current state of a node. `wall_s` is now on this process's wall clock."""
         heard = self._nodes.get(node.name)
         if heard is None or heard.uid != node.uid:
             machine = Machine(node.boot_id, node.machine_id)
@@ -60,6 +122,7 @@ class AgentReports:
         text = (node.report, node.report_at)
         if node.report is not None and text != heard.text:
             heard.text, heard.known, heard.heard_s = text, None, now_s
+            heard.ahead_s = _ahead_s(node.report_at, wall_s)
             _receive(heard, node.name, node.report, now_s)
 
     def forget(self, name: str) -> None:
@@ -79,6 +142,11 @@ class AgentReports:
         """True if this process has not seen the node's agent write anything within `stale_s`, or ever."""
         heard = self._nodes.get(name)
         return heard is None or now_s - heard.heard_s > policy.stale_s
+
+    def clock_error(self, before: ClockError, now_s: float, policy: NodePolicy) -> ClockError:
+        """Return the error of this process's wall clock, compared with the agents heard within `stale_s`."""
+        recent = (each for each in self._nodes.values() if now_s - each.heard_s <= policy.stale_s)
+        return clock_error([each.ahead_s for each in recent if each.ahead_s is not None], before)
 
     def view(self, node: KnownNode, now_s: float, policy: NodePolicy) -> NodeView:
         """Return the node's view with the newest report, or with the reason why it is refused."""

@@ -25,7 +25,7 @@ from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.lease import LEASES
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
-from supervisor.nodes.agent_reports import AgentReports
+from supervisor.nodes.agent_reports import AgentReports, ClockError, timestamp_s
 from supervisor.nodes.announcements import Announcer
 from supervisor.nodes.drain import OtherPod
 from supervisor.nodes.names import CONFIG, MANAGER
@@ -109,6 +109,7 @@ class QuarantineController:
         self._announcer = Announcer(events)
         self._known: dict[str, KnownNode] = {}
         self._reports = AgentReports()
+        self._clock = ClockError(is_checked=False)  # as of the last plan
         self._runs: dict[str, tuple[RunFault, ...]] = {}
         # pods by node, with the time to list them again
         self._others: dict[str, tuple[Sequence[OtherPod], float]] = {}
@@ -133,7 +134,7 @@ class QuarantineController:
         """Record that a training run saw a fault of this node. Never blocks or raises."""
         if node not in self._runs and len(self._runs) >= MAX_NOTED:
             return
-        known = replace(fault, at_s=min(fault.at_s, self._wall()))
+        known = replace(fault, at_s=min(fault.at_s, self._time_s()))
         self._runs[node] = (*self._runs.get(node, ()), known)[-MAX_RUNS:]
         self._changed.set()
 
@@ -162,7 +163,7 @@ class QuarantineController:
         if old is not None and old.uid == new.uid and _is_older(new.view.version, old.view.version):
             return
         self._known[new.name] = new
-        self._reports.note(new, asyncio.get_running_loop().time())
+        self._reports.note(new, asyncio.get_running_loop().time(), self._wall())
 
     def _note_verdict(self, name: str) -> bool:
         """Note a node's verdict. Return True if other members may have to move now."""
@@ -170,7 +171,7 @@ class QuarantineController:
         if known is None:
             has_ended = self._end_release(name)
             return self._verdicts.note(name, None, now_s) or has_ended
-        wall_s, age_s, calm_s = self._wall(), 0.0, math.inf
+        wall_s, age_s, calm_s = self._time_s(), 0.0, math.inf
         if not self._verdicts.knows(name):
             age_s = _age_s(known.verdict_times, wall_s)
             changed_s = min((_age_s((each,), wall_s) for each in known.calm_times), default=math.inf)
@@ -215,7 +216,7 @@ class QuarantineController:
             return None
         view = self._reports.view(node, asyncio.get_running_loop().time(), self.settings.policy)
         if view.report is None and not view.refused:
-            reported_s = _age_s((node.report_at,), self._wall())
+            reported_s = _age_s((node.report_at,), self._time_s())
             view = replace(view, report=agent_reports.stored_report(node), silent_s=reported_s)
         return node.view.waiver.at_s if self._is_waived(view) else None
 
@@ -297,16 +298,22 @@ class QuarantineController:
         return min(MAX_PAUSE_S, max(MIN_PLAN_INTERVAL_S, PAUSE_FACTOR * spent_s)), self._due_s(found)
 
     def _plan(self) -> NodePlan:
-        now_s, wall_s, policy = asyncio.get_running_loop().time(), self._wall(), self.settings.policy
+        now_s, policy = asyncio.get_running_loop().time(), self.settings.policy
+        self._clock = self._reports.clock_error(self._clock, now_s, policy)
+        wall_s = self._time_s()
         views = agent_reports.views(self._known.values(), self._reports, now_s, policy)
         views = {name: self._with_work(view) for name, view in views.items()}
         self._runs = {name: not_later(faults, wall_s) for name, faults in self._runs.items()}
-        return plan(self._known, views, self._runs, policy, wall_s, is_dry=self.is_dry)
+        return plan(self._known, views, self._runs, policy, wall_s, is_dry=self.is_dry, clock=self._clock)
+
+    def _time_s(self) -> float:
+        """Return the time since 1970: this process's clock, corrected by those of the nodes."""
+        return self._wall() - self._clock.ahead_s
 
     @property
     def is_dry(self) -> bool:
         """True while actions are only announced."""
-        return self.settings.is_dry(self._installed_s, self._wall())
+        return self.settings.is_dry(self._installed_s, self._time_s())
 
     def _announce(self, found: NodePlan) -> None:
         """Announce the plan. Call this after all due writes, because before that, the holds ignore them."""
@@ -333,7 +340,7 @@ class QuarantineController:
         """True if an operator has released the node, and knew everything that is wrong with it now."""
         if node.waiver is None or node.report is None or not evidence.unhealthy(node.report):
             return False
-        return not waivers.counted(node, self._wall(), self.settings.policy)
+        return not waivers.counted(node, self._time_s(), self.settings.policy)
 
     def _with_work(self, view: NodeView) -> NodeView:
         others, _ = self._others.get(view.name, ((), 0.0))
@@ -349,11 +356,11 @@ class QuarantineController:
         lease = await self._asked(pod_layout.SUPERVISOR_LEASE, request)
         created = (lease or {}).get("metadata", {}).get("creationTimestamp")
         if created:
-            self._installed_s = _timestamp_s(str(created))
+            self._installed_s = timestamp_s(str(created))
 
     def _due_s(self, found: NodePlan) -> float:
         """Return how many seconds to wait before planning again, if nothing happens."""
-        now_s, wall_s = asyncio.get_running_loop().time(), self._wall()
+        now_s, wall_s = asyncio.get_running_loop().time(), self._time_s()
         ends = [each.until_s - wall_s for each in found.holds]
         ends += [until_s - now_s for _, until_s in self._paused.values() if until_s > now_s]
         if found.draining:
@@ -374,11 +381,11 @@ class QuarantineController:
         self._announcer.wrote(node, write)
 
     def _now_text(self) -> str:
-        return api_time(datetime.fromtimestamp(self._wall(), timezone.utc))
+        return api_time(datetime.fromtimestamp(self._time_s(), timezone.utc))
 
     def _forget_runs(self, name: str, written: Sequence[RunFault] = ()) -> None:
         """Forget faults that have been written to the Node, or are too old to be evidence."""
-        oldest_s = self._wall() - RUNS_S
+        oldest_s = self._time_s() - RUNS_S
         left = [each for each in self._runs.pop(name, ()) if each not in written and each.at_s > oldest_s]
         if left:
             self._runs[name] = tuple(left)
@@ -516,15 +523,10 @@ class QuarantineController:
         return others
 
 
-def _timestamp_s(text: str) -> float:
-    """Return a time of the API in seconds since 1970. Raises `ValueError`."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
 def _age_s(times: Sequence[str], wall_s: float) -> float:
     """Return how long ago the first of these times was; 0.0 if it is in the future, or if one is unknown."""
     try:
-        return max(0.0, wall_s - min(map(_timestamp_s, times), default=wall_s))
+        return max(0.0, wall_s - min(map(timestamp_s, times), default=wall_s))
     except (ValueError, OverflowError):
         return 0.0
 

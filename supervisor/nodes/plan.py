@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from supervisor.nodes.agent_reports import ClockError
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.nodes.patches import DecisionNote
 from supervisor.quarantine import breaker, transition
@@ -34,6 +35,7 @@ from supervisor.quarantine.model import (
 )
 
 HOLDFAST = "holdfast"
+RIGHT = ClockError()
 # The kinds of writes, and of the metric's label
 TAINTED, UPDATED, AVOIDED, DRAINED, RELEASED, FORGOTTEN, REFRESHED = (
     *("taint", "update", "avoid", "drain", "release", "forget", "refresh"),
@@ -84,11 +86,13 @@ def plan(
     now_s: float,
     *,
     is_dry: bool,
+    clock: ClockError = RIGHT,
 ) -> NodePlan:
     """Return the plan for the nodes of the pool, which `views` contains.
 
     Args:
         runs: Faults that training runs have seen since this process began, by node.
+        clock: The error of this process's clock; `now_s` is already correct, unless the error is doubtful.
     """
     asked = tuple(
         each for name in sorted(views) if (each := _of_operator(nodes[name], views[name], now_s)) is not None
@@ -100,9 +104,12 @@ def plan(
         else after.get(name, view)
         for name, view in views.items()
     }
-    pool = PoolView(now_s, tuple(seen[name] for name in sorted(seen)))
+    doubt = clock.why if clock.is_doubtful else ""
+    pool = PoolView(now_s, tuple(seen[name] for name in sorted(seen)), doubt, clock.is_checked)
     decided = decide(pool, policy)
     holds = tuple(each for each in decided if isinstance(each, Hold))
+    if clock.why:
+        holds = (*holds, Hold("", clock.why, alert=True))
     # Write an operator's change before deciding anything that depends on it.
     actions = [each for each in decided if not isinstance(each, Hold) and each.node not in after]
     writes = () if is_dry else tuple(_of_action(each, seen, now_s, policy) for each in actions)

@@ -96,7 +96,8 @@ def row_of(pool: NodePool, name: str) -> dict[str, Any]:
     """Return a node as `holdfast nodes -o json` lists it."""
     node, view = pool.nodes[name], pool.views[name]
     held, action = view.quarantine, _action_of(pool, name)
-    hold = next((each for each in pool.plan.holds if each.node == name), None)
+    holds = sorted((each for each in pool.plan.holds if each.node == name), key=lambda each: not each.alert)
+    hold = holds[0] if holds else None
     worst = view.report.findings[0] if view.report is not None and view.report.findings else None
     since_s = held.at_s if held is not None else _since_s(view, pool.now_s)
     return {
@@ -179,7 +180,7 @@ def release_needs(view: NodeView, now_s: float, policy: NodePolicy) -> list[str]
     needs = []
     if held.replace and not release.is_remedied(view):
         needs.append(f"{', '.join(held.replace)} is replaced, and another GPU is seen in its place")
-    elif held.action == "reboot_node" and not release.is_remedied(view):
+    elif release.remedy(held) == "reboot_node" and not release.is_remedied(view):
         needs.append("the node boots; without a boot, it must be healthy for four times as long")
     if report is None or breaker.is_unknown(view, policy):
         return [*needs, "its agent reports again"]

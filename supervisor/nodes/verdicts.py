@@ -18,7 +18,8 @@ arrives:
   are still bad turned bad together with it. Only a storm that is too large to consist of flapping nodes may
   hold it longer. Anything that holds a node for `alert_s` becomes an alert.
 - A verdict that flaps moves the members of its node at most once in `cooldown_s`. This process does not save
-  when it moved them, so its successor may move them once more.
+  when it moved them, so its successor may move them once more. A node that flaps for `alert_s`, and is never
+  well for `cooldown_s`, becomes an alert, too.
 - In a dry run, no members move, and the verdict is announced.
 - After an operator's release, no members move until there is another fault. Until then, the node does not
   count among the bad ones, and its verdict is no sign of a storm if it turns bad again. If another fault ends
@@ -75,6 +76,9 @@ class _Node:
     was_expected: bool = False  # its trouble was known or expected then, so this is no sign of a storm
     # when it recovered, if this process has not seen it turn bad; -inf if it has, or if that is long ago
     recovered_s: float = -math.inf
+    # since when it has been bad without being well for `cooldown_s`, as far as this process has seen
+    flaps_s: float = -math.inf
+    well_s: float = -math.inf  # when it last recovered, as this process has seen
     moved_s: float = -math.inf  # when its members were last allowed to move
     moves: bool = False  # its members have been allowed to move since the verdict turned bad
 
@@ -128,6 +132,8 @@ class AgentVerdicts:
         if bool(problem) == bool(node.problem):
             node.problem = problem
             return False
+        if not problem:
+            node.well_s = now_s
         node.problem, node.moves = problem, False
         if problem:
             node.turned_s, node.was_expected, node.recovered_s = now_s - found_s, is_expected, -math.inf
@@ -174,7 +180,10 @@ class AgentVerdicts:
             moving[name] = node.problem
             if not node.moves and not is_dry:
                 node.moves, node.moved_s = True, now_s
-        alerts = frozenset(each for each in held if now_s >= self._nodes[each].turned_s + policy.alert_s)
+        for _, node in bad:
+            if node.flaps_s == -math.inf or node.turned_s > node.well_s + policy.cooldown_s:
+                node.flaps_s = node.turned_s  # before that, it was well for long enough
+        alerts = frozenset(each for each in held if now_s >= self._nodes[each].flaps_s + policy.alert_s)
         if is_dry:
             return VerdictSwaps(held=held, would=moving, alerts=alerts)
         return VerdictSwaps(frozenset(moving), held, alerts=alerts)

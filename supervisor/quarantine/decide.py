@@ -21,7 +21,7 @@ one, by one process or by several processes one after another. In that state, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from holdfast.node_report import DEGRADED, cost_rank
@@ -49,15 +49,19 @@ from supervisor.quarantine.model import (
 )
 from supervisor.quarantine.storms import StormState
 
+RECENT_S = 86400.0  # a node that has been well for so long needs no operator
+
 
 def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     """Return the actions to take now, followed by the holds. Each hold says why no action is taken."""
     candidates = _candidates(pool, policy)
     storm = storms.detect(pool, candidates, policy)
+    may_correct = pool.is_clock_checked and not pool.clock_doubt
     actions: list[QuarantineAction] = []
     wanted: list[Wanted] = []
     for node in candidates:
-        action = node_action(node, pool.now_s, storm, policy)
+        action = node_action(node, pool.now_s, storm, policy, may_correct=may_correct)
+        action = _unless_doubtful(node, action, pool)
         if isinstance(action, Taint) and not _is_free(node, action):
             wanted.append((node, waivers.counted(node, pool.now_s, policy), action))
         elif action is not None:
@@ -71,7 +75,9 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     if len(wanted) > state.room:
         releases = [each for each in actions if isinstance(each, Release)]
         later = breaker.assess(len(pool.nodes), _after(pool, tainted, releases, policy), policy)
-        proving = [node for node in tainted if _may_be_traded(node, pool.now_s, policy)]
+        proving = [
+            each for each in tainted if not pool.clock_doubt and _may_be_traded(each, pool.now_s, policy)
+        ]
         traded = {
             each.node: each for each in admission.trades(wanted, crowd, proving, later.balance, pool.now_s)
         }
@@ -80,9 +86,42 @@ def decide(pool: PoolView, policy: NodePolicy) -> tuple[QuarantineAction, ...]:
     if storm.everywhere is not None:
         actions.append(Hold("", storm.everywhere.why, storm.everywhere.until_s))
     for node in candidates:
-        if node.refused and node.report is not None:
-            actions.append(Hold(node.name, node.refused, alert=True))
+        actions += (Hold(node.name, why, alert=True) for why in _alerts(node, pool.now_s, policy))
     return tuple(sorted(actions, key=lambda each: isinstance(each, Hold)))
+
+
+def _alerts(node: NodeView, now_s: float, policy: NodePolicy) -> Iterator[str]:
+    """Yield what an operator must know about the node, no matter what is done about its findings."""
+    report = node.report
+    if report is None:
+        return
+    if node.refused:
+        yield node.refused
+    if is_unknown(node, policy) or is_tainted(node):
+        return
+    if report.may_hide_faults:
+        yield (
+            f"its report has no room for {report.left_out} of its findings, so they are not considered:"
+            " `holdfast node check` lists them on the node"
+        )
+    if _comes_and_goes(node, report, now_s, policy):
+        yield (
+            "its faults come and go: it has been unhealthy on many occasions within about a day, for"
+            f" {report.unsteady_s / 60:.0f} min"
+        )
+
+
+def _comes_and_goes(node: NodeView, report: Report, now_s: float, policy: NodePolicy) -> bool:
+    """True if a node in service turns bad again and again, each time for too short to be taken out.
+
+    What happened before its last release does not count.
+    """
+    if report.unsteady_s < evidence.UNSTEADY_S or node.cordoned:
+        return False
+    if evidence.unhealthy(report):
+        return bool(waivers.counted(node, now_s, policy))
+    ended_s = node.silent_s + report.calmed_s
+    return ended_s < RECENT_S and (node.released_at_s is None or now_s - ended_s > node.released_at_s)
 
 
 def _after(
@@ -113,6 +152,8 @@ def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
         if (report := node.report) is None
         or report.findings
         or report.calmed_s < memory_s
+        or report.unsteady_s >= evidence.UNSTEADY_S
+        or report.left_out
         or node.quarantine is not None
         or node.silent_s > stale_s
         or node.cordoned
@@ -128,11 +169,32 @@ def _is_free(node: NodeView, taint: Taint) -> bool:
     return taint.effect != NO_NEW_WORK or breaker.is_out(node)
 
 
-def node_action(
-    node: NodeView, now_s: float, storm: StormState, policy: NodePolicy
+def _unless_doubtful(
+    node: NodeView, action: QuarantineAction | None, pool: PoolView
 ) -> QuarantineAction | None:
-    """Return the action for one node if the breaker has room; None if the node needs no action."""
-    refresh = _refresh(node, now_s, policy)
+    """Return a hold instead of an action that only the time justifies, if the clock is in doubt.
+
+    An early release, or the early end of an operator's release, cannot be undone when the clock is right.
+    """
+    if not pool.clock_doubt or action is None:
+        return action
+    overrules = isinstance(action, Taint) and action.effect == NO_NEW_WORK and node.waiver is not None
+    known = {*node.waiver.evidence} if node.waiver is not None else frozenset[str]()
+    if isinstance(action, (Release, Forget)) or (
+        overrules and isinstance(action, Taint) and {*action.evidence} <= known
+    ):
+        return Hold(node.name, f"{action.why}; but {pool.clock_doubt}", alert=True)
+    return action
+
+
+def node_action(
+    node: NodeView, now_s: float, storm: StormState, policy: NodePolicy, *, may_correct: bool = True
+) -> QuarantineAction | None:
+    """Return the action for one node if the breaker has room; None if the node needs no action.
+
+    Without `may_correct`, a stored time that is later than now remains, because the clock may be behind.
+    """
+    refresh = _refresh(node, now_s, policy, may_correct=may_correct)
     if refresh is not None:
         return refresh
     report = node.report
@@ -153,9 +215,9 @@ def node_action(
     return _forget_or_avoid(node, report, now_s, storm, policy)
 
 
-def _refresh(node: NodeView, now_s: float, policy: NodePolicy) -> Refresh | None:
+def _refresh(node: NodeView, now_s: float, policy: NodePolicy, *, may_correct: bool = True) -> Refresh | None:
     """Return the correction of the data stored on the node; None if the data is correct."""
-    if any(each > now_s for each in transition.times(node)):
+    if may_correct and any(each > now_s for each in transition.times(node)):
         why = "it has a stored time that is later than now: the clock was ahead"
         return Refresh(node.name, why, node.version)
     held, report = node.quarantine, node.report
@@ -244,7 +306,18 @@ def _taint(node: NodeView, report: Report, found: tuple[NodeFinding, ...], effec
         bad_gpus,
         len({*report.devices, *bad_gpus}) if bad_gpus else 0,
         report.state_id,
+        evidence.remedies(found),
+        _is_cut(report, found),
     )
+
+
+def _is_cut(report: Report, found: tuple[NodeFinding, ...]) -> bool:
+    """True if there may be evidence for a remedy that `found` does not contain, because there is no room."""
+    bad = evidence.unhealthy(report)
+    if report.may_hide_faults or len(bad) <= MAX_EVIDENCE:
+        return report.may_hide_faults
+    keys = {each.key for each in found}
+    return any(each.remedy and each.key not in keys for each in bad)
 
 
 # -- unhealthy nodes out of service
@@ -264,43 +337,58 @@ def _updated_taint(
         return None
     outlived = _outlives_a_boot(confirmed, report, held)
     found_again = _is_found_again(confirmed, report, held)
-    if not (outlived or found_again or _adds_something(confirmed, report, held)):
-        return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
-    return replace(
+    kept, remedies, is_cut = _merged_evidence(taint, held)
+    after = replace(
         taint,
-        evidence=_merged(taint.evidence, held.evidence),
+        evidence=kept,
         action=max(taint.action, held.action, key=cost_rank),
         sources=tuple(sorted({*taint.sources, *held.sources})),
         boot_id=report.boot_id if outlived else held.boot_id,
         replace=_merged(taint.replace, held.replace),
         gpus=max(held.gpus, len(report.devices)) if held.gpus else taint.gpus,
         state_id=report.state_id if found_again else held.state_id,
+        remedies=remedies,
+        is_cut=is_cut,
+    )
+    return after if _content(after) != _content(held) else None
+
+
+def _content(held: Quarantine | Taint) -> tuple[object, ...]:
+    """Return the parts of a taint that justify an update. Another source of a known fault does not."""
+    return (
+        *(held.evidence, held.action, held.boot_id, held.replace),
+        *(held.state_id, held.remedies, held.is_cut),
     )
 
 
 def _is_found_again(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the agent's memory is not the same as before, but has all evidence that needs a remedy."""
-    if report.state_id in ("", held.state_id):
+    if report.state_id in ("", held.state_id) or held.is_cut:
         return False
     return release.unremedied(report, held) <= {*evidence.keys(confirmed)}
-
-
-def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
-    """True if the findings contain a fault or need a remedy that the taint does not include."""
-    costlier = cost_rank(evidence.costliest_action(confirmed)) > cost_rank(held.action)
-    return (
-        costlier
-        or not set(evidence.keys(confirmed)) <= set(held.evidence)
-        or not set(evidence.to_replace(confirmed, report)) <= set(held.replace)
-    )
 
 
 def _outlives_a_boot(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
     """True if the node has booted since it was taken out, and its current findings need another boot."""
     return report.boot_id != held.boot_id and any(
-        each.lasting and each.action == "reboot_node" for each in confirmed
+        each.lasting and each.remedy == "reboot_node" for each in confirmed
     )
+
+
+def _merged_evidence(new: Taint, held: Quarantine) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Return the keys of both, their remedies, and whether a key that needs a remedy has been left out.
+
+    If there are too many keys, those that need a remedy are kept first, and then the new ones. Without its
+    key, a fault that the agent's memory loses would count as remedied.
+    """
+    both = replace(held, evidence=(*new.evidence, *held.evidence), remedies=(*new.remedies, *held.remedies))
+    needed = release.remedies(both)
+    ranked = sorted({*both.evidence}, key=lambda key: (key not in needed, key not in new.evidence, key))
+    kept = tuple(sorted(ranked[:MAX_EVIDENCE]))
+    unnamed = (f"{needed[key]} {key}" for key in kept if key in needed and needed[key] != release.named(key))
+    cut = any(key in needed for key in ranked[MAX_EVIDENCE:])
+    return kept, tuple(sorted(unnamed)), held.is_cut or new.is_cut or cut
 
 
 def _merged(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,12 +15,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast import node_report
-from holdfast.node_report import DRIVER, REMEDIES, UNHEALTHY, cost_rank
+from holdfast.node_report import DRIVER, UNHEALTHY, cost_rank
 from supervisor.quarantine.model import MAX_EVIDENCE, NodeFinding, NodePolicy, NodeView, Report
 
 RUN = "run"  # the origin of a fault that a training run saw
 DRIVERS_WORD = "the driver's verdict"
 RUN_WINDOW_S = 600.0  # a job often dies minutes before or after the first sign of its GPU's fault
+# A fault that comes and goes is confirmed when it has recently been present for this many times as long as
+# one that persists. For a single witness, that is half of an hour.
+FLAPS = 6.0
+# A node that has been unhealthy for so long within about a day, on many occasions, needs an operator.
+UNSTEADY_S = 3600.0
 # The parts of a node that contain all of its GPUs. A fault in one of them backs the reboot that a GPU needs.
 WHOLE_NODE = ("node", "driver", "sensor")
 
@@ -61,12 +66,12 @@ def _backs(other: NodeFinding, finding: NodeFinding) -> bool:
     """True if `other` is evidence that the object of `finding` needs at least the remedy of `finding`."""
     if not (finding.entity and other.entity):
         return False
-    if finding.action not in REMEDIES or cost_rank(other.action) < cost_rank(finding.action):
+    if not finding.remedy or cost_rank(other.remedy) < cost_rank(finding.remedy):
         return False
     if (finding.device or finding.entity) == (other.device or other.entity):
         return True
     both = (_kind(finding), _kind(other))
-    return finding.action == other.action == "reboot_node" and any(each in WHOLE_NODE for each in both)
+    return finding.remedy == other.remedy == "reboot_node" and any(each in WHOLE_NODE for each in both)
 
 
 def _seen_by_a_run(node: NodeView, finding: NodeFinding, now_s: float) -> bool:
@@ -111,12 +116,20 @@ def confirm_s(finding: NodeFinding, policy: NodePolicy) -> float:
     return policy.confirm_s if is_corroborated(finding) else policy.confirm_alone_s
 
 
+def _left_s(finding: NodeFinding, policy: NodePolicy) -> float:
+    """Return how many seconds until the finding is confirmed; 0 or less if it is."""
+    needed_s = confirm_s(finding, policy)
+    if finding.recent_s >= FLAPS * needed_s:
+        return 0.0
+    return needed_s - finding.held_s
+
+
 def unconfirmed_s(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> float:
     """Return how many seconds until the first of `findings` is confirmed; 0 or less if one already is.
 
     The ages refer to the time of the report, so a finding is never confirmed by its first report.
     """
-    return min(confirm_s(each, policy) - each.held_s for each in findings)
+    return min(_left_s(each, policy) for each in findings)
 
 
 def confirmed(findings: tuple[NodeFinding, ...], policy: NodePolicy) -> tuple[NodeFinding, ...]:
@@ -130,16 +143,13 @@ def age_s(node: NodeView, findings: Sequence[NodeFinding]) -> float:
 
 def wants_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
     """True if the finding lasts until it is remedied, and the remedy requires an empty node."""
-    return finding.level == UNHEALTHY and finding.lasting and finding.action in policy.drain_for
+    wanted = {finding.action, finding.remedy} & policy.drain_for
+    return finding.level == UNHEALTHY and finding.lasting and bool(wanted)
 
 
 def may_drain(finding: NodeFinding, policy: NodePolicy) -> bool:
     """True if the finding justifies ending the work that runs on the node."""
-    return (
-        wants_drain(finding, policy)
-        and is_corroborated(finding)
-        and finding.held_s >= confirm_s(finding, policy)
-    )
+    return wants_drain(finding, policy) and is_corroborated(finding) and _left_s(finding, policy) <= 0
 
 
 def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]:
@@ -153,7 +163,9 @@ def severity(findings: tuple[NodeFinding, ...]) -> tuple[bool, bool, int, float]
 
 def _severity(finding: NodeFinding) -> tuple[bool, bool, int]:
     return node_report.severity(
-        is_corroborated=is_corroborated(finding), is_lasting=finding.lasting, action=finding.action
+        is_corroborated=is_corroborated(finding),
+        is_lasting=finding.lasting,
+        action=finding.remedy or finding.action,
     )
 
 
@@ -168,12 +180,18 @@ def to_replace(findings: tuple[NodeFinding, ...], report: Report) -> tuple[str, 
     For some minutes after the replacement, a finding is still reported, but it is no longer lasting and its
     GPU is gone.
     """
-    wanted = [each for each in findings if each.action == "replace" and each.device]
+    wanted = [each for each in findings if each.remedy == "replace" and each.device]
     return tuple(sorted({each.device for each in wanted if each.lasting or each.device in report.devices}))
 
 
 def keys(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
     return tuple(sorted({each.key for each in findings}))
+
+
+def remedies(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
+    """Return "REMEDY KEY" for each finding whose key does not end with its remedy, sorted."""
+    unnamed = (each for each in findings if each.remedy and each.remedy != each.action)
+    return tuple(sorted({f"{each.remedy} {each.key}" for each in unnamed}))
 
 
 def sources(findings: tuple[NodeFinding, ...]) -> tuple[str, ...]:
@@ -186,5 +204,6 @@ def describe(findings: tuple[NodeFinding, ...]) -> str:
     by = "the driver" if worst.verdict_by == DRIVER else ", ".join(worst.sources) or "an unnamed sensor"
     other = ", ".join(each for each in worst.backing if each not in origins_of(worst))
     backed = f", backed by {other}" if other else ""
+    flaps = f", recently present for {worst.recent_s:.0f} s" if worst.recent_s else ""
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s, reported by {by}{backed}{more}"
+    return f"{worst.key} ({worst.action}) for {worst.held_s:.0f} s{flaps}, reported by {by}{backed}{more}"

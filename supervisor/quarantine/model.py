@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.node_report import ACTIONS, REMEDIES
+from holdfast.node_report import ACTIONS, REMEDIES, UNHEALTHY, remedy_of
 
 # Effects of Holdfast's taint, as Kubernetes names them.
 NO_NEW_WORK, PREFER_NOT = "NoSchedule", "PreferNoSchedule"
@@ -58,6 +58,15 @@ class NodeFinding:
     sign_s: float | None = None
     is_from_before_boot: bool = False  # its newest sign, or its newest bad sample, is older than the boot
     backing: tuple[str, ...] = ()  # origins of other evidence for the same remedy: see `evidence.weigh`
+    # What ends it, which `action` does not name if support has to be contacted, too; "" from an older agent.
+    reported_remedy: str = ""
+    # how long it was present recently, even with interruptions; fades within an hour; 0 from an older agent
+    recent_s: float = 0.0
+
+    @property
+    def remedy(self) -> str:
+        """The remedy that it needs: one of `REMEDIES`, or "" if it needs none."""
+        return remedy_of(self.action, self.reported_remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,15 @@ class Report:
     quiet_needs: tuple[str, ...] = ()
     # the id of the agent's memory, which changes when the memory loses evidence; "" from an older agent
     state_id: str = ""
+    left_out: int = 0  # findings for which the report had no room
+    # How long the node was unhealthy recently, counted so that only many occasions make it long. It fades
+    # within a day. 0 from an older agent.
+    unsteady_s: float = 0.0
+
+    @property
+    def may_hide_faults(self) -> bool:
+        """True if an unhealthy finding may have been left out; degraded ones are left out before those."""
+        return self.left_out > 0 and all(each.level == UNHEALTHY for each in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,10 @@ class Quarantine:
     blind_at_s: float | None = None
     blind_s: float = 0.0
     state_id: str = ""  # the id of the agent's memory that has all of the evidence (`Report.state_id`)
+    # Remedies that the keys in `evidence` do not name: "REMEDY KEY", sorted. See `release.remedies`.
+    remedies: tuple[str, ...] = ()
+    # Evidence that needs a remedy was left out, because there was more than fits.
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +183,8 @@ class PoolView:
 
     now_s: float
     nodes: tuple[NodeView, ...]
+    clock_doubt: str = ""  # why `now_s` may be wrong; "" if nothing speaks against it
+    is_clock_checked: bool = True  # `now_s` has been compared with the clocks of nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +202,8 @@ class Taint:
     replace: tuple[str, ...] = ()
     gpus: int = 0
     state_id: str = ""
+    remedies: tuple[str, ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

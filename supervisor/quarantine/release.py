@@ -21,10 +21,10 @@ see what the operator knows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from holdfast.node_report import REMEDIES
+from holdfast.node_report import cost_rank, remedy_of
 from supervisor.quarantine import evidence
 from supervisor.quarantine.model import (
     NO_NEW_WORK,
@@ -66,11 +66,11 @@ def release_quarantined(
         why = f"{', '.join(held.replace)} must be replaced, and no other GPU has been seen in its place"
         return Hold(node.name, f"{why}: replace it, or remove the taint", alert=True)
     if is_forgotten(report, held):
-        why = f"its agent has lost its saved state, and there is no sign of the remedy ({held.action})"
-        do = "remove the taint once the hardware is replaced" if held.action == "replace" else _BOOT
+        why = f"its agent has lost its saved state, and there is no sign of the remedy ({remedy(held)})"
+        do = "remove the taint once the hardware is replaced" if remedy(held) == "replace" else _BOOT
         return Hold(node.name, f"{why}: {do}", alert=True)
     if clean_s < needed_s:
-        lacks = "" if is_remedied(node) else f", without a sign of the remedy ({held.action})"
+        lacks = "" if is_remedied(node) else f", without a sign of the remedy ({remedy(held)})"
         why = f"healthy for {clean_s:.0f} of {needed_s:.0f} s{lacks}"
         return Hold(node.name, why, now_s + needed_s - clean_s)
     score = lemon_score(node.history, now_s, policy)
@@ -162,17 +162,38 @@ def unremedied(report: Report, held: Quarantine) -> frozenset[str]:
 
     If the node has booted since it was taken out, only a replacement can still be needed.
     """
-    remedies = REMEDIES if report.boot_id == held.boot_id else ("replace",)
-    return frozenset(each for each in held.evidence if each.rpartition(" ")[2] in remedies)
+    has_booted = report.boot_id != held.boot_id
+    return frozenset(key for key, each in remedies(held).items() if each == "replace" or not has_booted)
+
+
+def named(key: str) -> str:
+    """Return the remedy that the key of a finding ends with; "" if its action is no remedy."""
+    return remedy_of(key.rpartition(" ")[2])
+
+
+def remedies(held: Quarantine) -> Mapping[str, str]:
+    """Return the remedy of each key of the evidence that needs one."""
+    found = {key: named(key) for key in held.evidence}
+    for each in held.remedies:
+        unnamed, _, key = each.partition(" ")
+        if key in found:
+            found[key] = remedy_of(found[key], unnamed)
+    return {key: each for key, each in found.items() if each}
+
+
+def remedy(held: Quarantine) -> str:
+    """Return the costliest remedy that the evidence needs; "" if it needs none."""
+    return max((remedy_of(held.action), *remedies(held).values()), key=cost_rank)
 
 
 def is_forgotten(report: Report, held: Quarantine) -> bool:
     """True if the evidence may have vanished with the agent's memory, rather than because of its remedy."""
     if "" in (report.state_id, held.state_id) or report.state_id == held.state_id:
         return False  # an older agent does not say which memory it has
-    if held.action not in REMEDIES or held.replace:
+    needed = remedy(held)
+    if not needed or held.replace:
         return False  # the fault ends without a remedy, or the GPUs in the node show the replacement
-    return held.action == "replace" or held.boot_id == report.boot_id
+    return needed == "replace" or held.boot_id == report.boot_id
 
 
 def lemon_score(history: Sequence[PastQuarantine], now_s: float, policy: NodePolicy) -> float:
@@ -207,6 +228,7 @@ def is_remedied(node: NodeView) -> bool:
         return len(report.devices) >= held.gpus and not {*held.replace} & {*report.devices}
     if is_forgotten(report, held):
         return False
-    if held.action == "replace":
+    needed = remedy(held)
+    if needed == "replace":
         return False  # nothing shows that an unknown device was replaced
-    return held.action != "reboot_node" or held.boot_id != report.boot_id
+    return needed != "reboot_node" or held.boot_id != report.boot_id

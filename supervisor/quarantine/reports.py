@@ -168,6 +168,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         (*_words(raw, "clean_needs"), *released),
         (*_words(raw, "quiet_needs"), *released),
         _word(raw, "state_id"),
+        max(0, int(_number(raw, "left_out", 0.0))),
+        _number(raw, "unsteady_s", 0.0),
     )
 
 
@@ -184,12 +186,14 @@ def _finding(
     action, device = _word(raw, "action"), _word(raw, "device")
     device = same.get(device, device)
     sign_s = _sign_s(raw)
+    remedy, recent_s = _word(raw, "remedy"), _number(raw, "recent_s", 0.0)
+    held_s = max(0.0, at_s - _number(raw, "since_s"))
     name = _word(raw, "check") if code is None else f"{_word(raw, 'check')} {code}"[:MAX_WORD]
     return NodeFinding(
         f"{device or entity} {name} {action}",
         _word(raw, "level"),
         action,
-        max(0.0, at_s - _number(raw, "since_s")),
+        held_s,
         _words(raw, "sources"),
         _word(raw, "overridden"),
         raw.get("lasting") is True,
@@ -200,6 +204,8 @@ def _finding(
         f"{entity} {name} {action}",
         None if sign_s is None else max(0.0, at_s - sign_s),
         raw.get("last_s") is not None and _number(raw, "last_s") < booted_s,
+        reported_remedy=remedy if remedy not in ("none", action) else "",
+        recent_s=recent_s if recent_s > held_s else 0.0,  # the age of a fault that persists says enough
     )
 
 

@@ -150,13 +150,16 @@ def _tainted(node: NodeView, action: Taint, now_s: float, policy: NodePolicy) ->
     if held is not None and held.effect == action.effect:
         updated = Quarantine(
             *record, held.at_s, action.effect, held.drain_at_s, *gpus, held.blind_at_s, held.blind_s,
-            action.state_id,
+            action.state_id, action.remedies, action.is_cut,
         )  # fmt: skip
         return replace(node, quarantine=updated)
     history = node.history
     if action.effect == NO_NEW_WORK:
         history = (*history, _past_quarantine(node, action, now_s, policy))[-MAX_HISTORY:]
-    quarantine = Quarantine(*record, now_s, action.effect, None, *gpus, state_id=action.state_id)
+    quarantine = Quarantine(
+        *record, now_s, action.effect, None, *gpus,
+        state_id=action.state_id, remedies=action.remedies, is_cut=action.is_cut,
+    )  # fmt: skip
     waiver = None if action.effect == NO_NEW_WORK else node.waiver
     return replace(node, quarantine=quarantine, waiver=waiver, history=history)
 

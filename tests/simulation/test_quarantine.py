@@ -53,6 +53,8 @@ FINDINGS = st.builds(
     origins=st.sampled_from([(), ("driver log",), ("driver state",), ("driver log", "run")]),
     device=st.sampled_from(["", "G1", "G2"]),
     sign_s=st.one_of(st.none(), AGES_S),
+    reported_remedy=st.sampled_from(["", "", "reset_gpu", "reboot_node", "replace"]),
+    recent_s=st.sampled_from([0.0, 400.0, 2000.0]),
 )
 CLEAN_S = st.sampled_from([0.0, 100.0, 3599.0, 3601.0, 20_000.0, 8 * DAY_S])
 
@@ -67,7 +69,12 @@ def reports(draw: st.DrawFn) -> Report:
     blind = draw(st.sampled_from([(), (), ("kmsg",)]))
     version = draw(st.sampled_from(["1", "1", "1", "2"]))
     gpus = draw(st.sampled_from([(), ("G1", "G2"), ("G2", "G3")]))
-    return Report(findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind, gpus)
+    return Report(
+        findings, clean_s, quiet_s, calmed_s, draw(st.sampled_from("ab")), version, blind, gpus,
+        state_id=draw(st.sampled_from(["", "S1", "S1", "S2"])),
+        left_out=draw(st.sampled_from([0, 0, 3])),
+        unsteady_s=draw(st.sampled_from([0.0, 0.0, 9000.0])),
+    )  # fmt: skip
 
 
 @st.composite

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from nodeagent.model import Action, Level, Observation
 from nodeagent.policy import loading
 from nodeagent.sensing.clock import Anchor, Clock, begin
 from nodeagent.sensing.sensor import Unavailable
+from tests.local.nodeagent.serving import node, serving
 from tests.unit.nodeagent.evaluation.world import GPU, xid
 
 POLICY = loading.load()
@@ -325,3 +327,24 @@ def test_a_node_is_evaluated_when_an_event_arrives_or_a_finding_ends_and_otherwi
     assert agent_module.SOON_S <= agent._patience_s() <= 1.0
     agent._stuck.add("scripted")
     assert agent._patience_s() <= agent_module.STUCK_LOOK_S
+
+
+def test_a_fault_seen_while_the_disk_hung_at_the_start_is_known_after_the_restart(tmp_path: Path) -> None:
+    """The file of the saved state is a pipe until its disk answers, with the state from before."""
+    folder = tmp_path / "test"
+    saved_state.save(folder, SavedState(anchor=begin(None, 0.0).anchor, id="before"))
+    file = folder / saved_state.NAME
+    file.rename(kept := folder / "kept")
+    os.mkfifo(file)
+    with serving(tmp_path, None, "--test") as blind:
+        done = node("inject", "xid", "95", "--entity", GPU, "--to", blind.address)
+        assert done.returncode == 0, done.stderr
+        assert blind.finding(GPU, "xid", 95)["level"] == "unhealthy"
+        content = kept.read_bytes()
+        with file.open("wb") as pipe:  # the agent has it open for reading
+            kept.rename(file)
+            pipe.write(content)
+        assert blind.process.wait(PATIENCE_S) == 0
+    with serving(tmp_path, None, "--test") as again:
+        assert again.finding(GPU, "xid", 95)["level"] == "unhealthy"
+        assert again.get("/v1/health")["state_id"] == "before"

@@ -90,7 +90,17 @@ def expected(
         lasting=lasting,
         overridden=overridden,
         of_events=True,
+        remedy=next(each for start, each in REMEDIES.items() if clears.startswith(start))
+        if lasting
+        else Action.NONE,
     )
+
+
+REMEDIES = {
+    "a reset": Action.RESET_GPU,
+    "a reboot": Action.REBOOT_NODE,
+    "holdfast node clear": Action.REPLACE,
+}
 
 
 BY_RESET = "a reset of the GPU or a reboot and 10 min without another"

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.nodes import node_objects
-from supervisor.nodes.agent_reports import AgentReports, calm_s, views
+from supervisor.nodes.agent_reports import MAX_SKEW_S, AgentReports, ClockError, calm_s, clock_error, views
 from supervisor.nodes.names import VERDICTS
 from supervisor.nodes.node_objects import KnownNode
 from supervisor.quarantine.model import NodePolicy, NodeView
@@ -162,3 +162,49 @@ def test_since_when_a_node_is_calm_is_read_from_the_conditions_that_show_no_faul
         )
     assert node_objects.calm_times_of(found) == ("t0", "t2")
     assert node_objects.verdict_times_of(found) == ("t1",)
+
+
+RIGHT = ClockError()
+
+
+def test_a_clock_that_agrees_with_the_nodes_is_right() -> None:
+    assert clock_error([1.0, 2.0, 40.0, -3.0], RIGHT) == RIGHT
+    assert clock_error([0.5], RIGHT) == RIGHT
+    assert clock_error([DAYS_S, 1.0, 2.0], RIGHT) == RIGHT, "one node has a wrong clock"
+    assert clock_error([DAYS_S, 1.0], RIGHT) == RIGHT
+
+
+DAYS_S = 60 * 86400.0
+
+
+@pytest.mark.parametrize("ahead_s", [DAYS_S, -DAYS_S, MAX_SKEW_S + 1.0])
+def test_the_time_of_most_nodes_corrects_a_wrong_clock(ahead_s: float) -> None:
+    found = clock_error([ahead_s, ahead_s + 2.0, ahead_s - 1.0, 7 * DAYS_S], RIGHT)
+    assert found.ahead_s == pytest.approx(ahead_s, abs=2.0)
+    assert "set the clock" in found.why
+    assert not found.is_doubtful
+    steady = clock_error([ahead_s + 20.0] * 3, found)
+    assert steady.ahead_s == found.ahead_s, "a stored time must not become later than now"
+    assert clock_error([ahead_s + 100.0] * 3, found).ahead_s == ahead_s + 100.0
+    assert clock_error([], found) == found
+    assert clock_error([0.0] * 3, found) == RIGHT
+
+
+@pytest.mark.parametrize("ahead_s", [[DAYS_S], [DAYS_S, -DAYS_S], [DAYS_S, 2 * DAYS_S, 3 * DAYS_S]])
+def test_a_clock_is_in_doubt_if_nothing_shows_which_one_is_right(ahead_s: list[float]) -> None:
+    found = clock_error(ahead_s, RIGHT)
+    assert (found.ahead_s, found.is_doubtful) == (0.0, True)
+    assert "unknown which clock is right" in found.why
+
+
+def test_only_agents_that_report_now_say_what_time_it_is() -> None:
+    reports = AgentReports()
+    text = report_text("a")
+    reports.note(known(text, "2026-11-01T00:00:00Z"), 0.0, 0.0)
+    assert reports.clock_error(RIGHT, 1.0, POLICY) == RIGHT, "nobody knows how old a report was at the start"
+    at_s = 1793491230.0  # 2026-11-01T00:00:30Z
+    reports.note(known(text, "2026-11-01T00:00:30Z"), 30.0, at_s + DAYS_S)
+    assert reports.clock_error(RIGHT, 31.0, POLICY).is_doubtful
+    assert reports.clock_error(RIGHT, 31.0 + POLICY.stale_s, POLICY) == RIGHT
+    reports.note(known(text, "yesterday"), 60.0, at_s + DAYS_S)
+    assert reports.clock_error(RIGHT, 61.0, POLICY) == RIGHT

@@ -110,13 +110,14 @@ class Place:
     jobs: QuarantinedJobs = field(default_factory=NoJobs)
     leaders: list[asyncio.Future[Any]] = field(default_factory=list)
 
-    async def lead(self, *, hears: bool = True) -> QuarantineController:
+    async def lead(self, *, hears: bool = True, ahead_s: float = 0.0) -> QuarantineController:
         """Begin another leader, and let it see each agent's report change if it `hears`."""
         events = EventRecorder(self.api, "holdfast-supervisor", "pod")
         nodes = NodeMirror(self.api)
         made = QuarantineController(
-            self.api, events, "holdfast-system", self.jobs, lambda: self.left_s, nodes
-        )
+            self.api, events, "holdfast-system", self.jobs, lambda: self.left_s, nodes,
+            lambda: time.time() + ahead_s,
+        )  # fmt: skip
         self.leaders += [asyncio.ensure_future(each) for each in (nodes.run(), made.run(), events.run())]
         await asyncio.wait_for(made.synced.wait(), LIMIT_S)
         for _, _, name in [key for key in self.served.objects if hears and key[0] == "nodes"]:
@@ -208,6 +209,44 @@ async def test_a_successor_completes_what_a_killed_leader_has_begun(place: Place
     await served.until(lambda: served.condition("a").get("reason") == "ReleasedByOperator")
     assert served.requests.count("PATCH nodes a") == 2
     assert len(served.record("a")["history"]) == 1
+
+
+@pytest.mark.parametrize("days", [60, -60])
+async def test_a_leader_with_a_wrong_clock_keeps_an_operators_release(place: Place, days: int) -> None:
+    """Three agents write what time it is, so the leader knows that its own clock is wrong."""
+    served = place.served
+
+    def report(name: str) -> None:
+        now_s = time.time()
+        found = [XID] if name == "a" else []
+        text = report_text(name, *found, at_s=now_s, held_s=86400.0)
+        at = api_time(datetime.fromtimestamp(now_s, timezone.utc))
+        node = json.loads(json.dumps(served.node(name)))
+        node["metadata"]["annotations"] |= {REPORT: text, REPORT_AT: at}
+        served.put("nodes", node)
+
+    await place.lead()
+    report("a")
+    await served.until(is_settled(served, "a"))
+    served.annotate("a", REQUEST, "release")
+    await served.until(lambda: served.condition("a").get("reason") == "ReleasedByOperator")
+    released = served.record("a")
+    await place.kill()
+    await place.lead(hears=False, ahead_s=days * 86400.0)
+    for name in ("a", "b", "c"):
+        report(name)
+    await served.until(lambda: "QuarantineAlert" in served.reasons("holdfast-supervisor"))
+    [alert] = [each for each in served.events if each["reason"] == "QuarantineAlert"]
+    assert "the supervisor's clock is" in alert["message"]
+    report("b")
+    served.report("b", XID)
+    await served.until(is_settled(served, "b"))
+    assert abs(served.record("b")["quarantine"]["at_s"] - time.time()) < 3600.0, "it uses the nodes' time"
+    assert not served.is_tainted("a")
+    kept = served.record("a")
+    assert kept["waiver"]["evidence"] == released["waiver"]["evidence"]
+    assert abs(kept["waiver"]["at_s"] - released["waiver"]["at_s"]) < 3.0, "the agents write whole seconds"
+    assert abs(kept["history"][0]["at_s"] - released["history"][0]["at_s"]) < 3.0
 
 
 async def test_two_leaders_at_once_taint_a_node_once(place: Place) -> None:

@@ -235,6 +235,24 @@ def test_a_node_that_the_breaker_holds_raises_an_alert_in_the_end() -> None:
     assert pool.swaps().alerts == {"n02"}
 
 
+def test_a_node_that_flaps_for_long_enough_raises_an_alert_although_its_members_move() -> None:
+    pool, alerts = PlayedVerdicts(20), list[float]()
+    begun_s = pool.now_s
+    while pool.now_s < begun_s + POLICY.alert_s + 3600.0:
+        for said, lasts_s in ((BAD, 290.0), ("", 91.0)):
+            pool.say("n02", said)
+            if "n02" in pool.swaps().alerts:
+                alerts.append(pool.now_s - begun_s)
+            pool.now_s += lasts_s
+    assert POLICY.alert_s <= min(alerts) < POLICY.alert_s + 400.0
+    pool.now_s += POLICY.cooldown_s + 1.0
+    pool.say("n02")
+    pool.swaps()
+    pool.say("n02", "")
+    pool.say("n02")
+    assert pool.swaps().alerts == frozenset(), "it was well for long enough"
+
+
 def test_nodes_that_are_out_already_are_no_storm_for_a_new_leader() -> None:
     pool = PlayedVerdicts(100)
     pool.out = {*pool.names[:8]}

@@ -15,7 +15,7 @@ from nodeagent.evaluation.samples import (
     why_undecided,
 )
 from nodeagent.model import Action, HealthFinding, Level
-from nodeagent.policy.rules import Bound, CheckState, Rule, RuleKind
+from nodeagent.policy.rules import CLEARED_BY, Bound, CheckState, Rule, RuleKind
 
 MARGIN = Rule(
     "heat", RuleKind.LEVEL, "margin", "test", "°C", period_s=10, below=True,
@@ -135,6 +135,7 @@ def test_a_finding_states_the_value_the_limit_and_the_clearing_condition(
         sources=("kmsg", "nvml", "sysfs"),
         lasting=lasting,
         overridden="",
+        remedy=action if lasting and action in CLEARED_BY else Action.NONE,
     )
 
 
@@ -153,6 +154,7 @@ def test_a_finding_about_the_drivers_own_verdict_is_marked_so_and_has_evidence_o
         sources=("nvml",),
         lasting=True,
         overridden="driver",
+        remedy=Action.RESET_GPU,
     )
 
 
