@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
 
@@ -187,6 +187,8 @@ class HealthFinding:
     clears: str  # the condition that clears the finding
     sources: tuple[str, ...]  # the sensors that reported it while it was active
     lasting: bool = False  # only a remedy ends it, and no remedy has been observed since
+    # Only a boot or another GPU ends it; a finding that is otherwise the same is the same finding.
+    until_boot: bool = field(default=False, compare=False)
     overridden: str = ""  # the source that overrode the table: "driver" or "operator"
     origins: tuple[str, ...] = ()  # the distinct origins of its evidence: see `origin_of`
     device: str = ""  # the UUID or serial number of the GPU, if it is known

@@ -21,6 +21,7 @@ from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.missed import MissedObservations
+from nodeagent.agent.pauses import LoopPauses
 from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
 from nodeagent.agent.recent_faults import RecentFaults
 from nodeagent.agent.saved_state import SavedState
@@ -28,6 +29,8 @@ from nodeagent.agent.sensor_threads import (
     FittedSensor,
     SensorStatus,
     SensorThread,
+    gpus_unseen,
+    slow_sensors,
     stuck_calls,
     xids_are_unseen,
 )
@@ -133,6 +136,8 @@ class Agent:
     _noted: set[str] = field(init=False, default_factory=set)
     _facts: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _stuck: set[str] = field(init=False, default_factory=set)
+    _slow: set[str] = field(init=False, default_factory=set)
+    _pauses: LoopPauses = field(init=False, default_factory=lambda: LoopPauses(LOOK_S))
     # sensors whose calls did not return before the agent's restart, until they have been tried again
     _stuck_before: set[str] = field(init=False, default_factory=set)
     _pending: list[dict[str, Any]] = field(init=False, default_factory=list)
@@ -157,7 +162,8 @@ class Agent:
         self.evaluator = Evaluator(self.policy)
         self.problems += self._recall()
         self._stuck_before = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_stuck")}
-        self.evaluator.begin(self.clock.now_s())
+        self._slow = {each.removeprefix("sensor/") for each in self.evaluator.sampled("sensor_slow")}
+        self.evaluator.begin(self.clock.now_s(), knew_more=bool(self.lost))
         self._report_loss(self.clock.now_s())
         self._losses = LostRecords(
             self.clock, "agent", "there was no room in the queue or in the stored evidence"
@@ -219,7 +225,7 @@ class Agent:
         """Start the sensors, each in a separate thread."""
         now_s = self.clock.now_s
         self.watched = [
-            SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s())
+            SensorThread(each, self.inbox, now_s, lambda: now_s() < self.released_until_s(), self._pauses)
             for each in sensors
         ]
         names = {each.sensor.name for each in sensors}
@@ -293,6 +299,7 @@ class Agent:
     def run_cycle(self, *, last: bool = False) -> Published:
         """Run one cycle: take the inbox, evaluate, hand over the state, publish, and report changes."""
         now_s = self.clock.now_s()
+        self._pauses.note_cycle(time.monotonic())
         # Read the positions before the inbox, so that this cycle's observations include everything that the
         # positions cover.
         positions = {each.sensor.name: each.position for each in self.watched}
@@ -369,6 +376,8 @@ class Agent:
         self._retry_stuck()
         for each in stuck_calls(self.watched, self._statuses, self._stuck, now_s):
             self.evaluator.add(each)
+        for each in slow_sensors(self._statuses, self._slow, now_s):
+            self.evaluator.add(each)
         self._judge_xid_sensors(now_s)
         self._count_losses()
         self._report_loss(now_s)
@@ -384,12 +393,15 @@ class Agent:
     def _judge_xid_sensors(self, now_s: float) -> None:
         """Report when no sensor can see Xids, and when one can again."""
         both = zip(self.watched, self._statuses, strict=True)
-        unseen = xids_are_unseen(status for each, status in both if each.fitted.sees_xids)
+        of_xids = [status for each, status in both if each.fitted.sees_xids]
+        unseen = xids_are_unseen(of_xids)
         if unseen is None or unseen == self._xids_unseen:
             return
         self._xids_unseen = unseen
         if unseen or XIDS in self.evaluator.entities:
-            self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen)))
+            gpus = ", ".join(gpu for each in of_xids if each.sees for gpu in gpus_unseen(each))
+            text = f"not seen: {gpus}" if unseen and gpus else ""
+            self.evaluator.add(Observation(now_s, "xids_unseen", XIDS, "agent", float(unseen), text=text))
 
     def _count_losses(self) -> None:
         """Report how many observations were lost; 0 at the start, so that the first loss counts as growth."""
@@ -439,10 +451,9 @@ class Agent:
         The writer has saved these changes, has failed to save them, or has had them for too long.
         """
         finished = 0 if self._writer is None else self._writer.outcome.number
-        overdue = time.monotonic() - SAVE_DEADLINE_S
         found: list[dict[str, Any]] = []
         for each in self._unreported:
-            if everything or each.number <= finished or each.since <= overdue:
+            if everything or each.number <= finished or self._is_overdue(each):
                 found += each.changes
                 each.changes.clear()
         waiting = [each for each in self._unreported if each.number > finished]
@@ -454,13 +465,18 @@ class Agent:
             self._events = tuple(each for each in self.state.history if each["seq"] <= last)
         return found
 
+    def _is_overdue(self, submitted: _Submitted) -> bool:
+        """Return True if the disk has had a save for too long while the agent ran."""
+        now = time.monotonic()
+        return now - submitted.since - self._pauses.within_s(submitted.since, now) >= SAVE_DEADLINE_S
+
     def _note_saved(self, now_s: float) -> None:
         """Report whether the state is saved, after each save and when a save is overdue."""
         if self._writer is None:
             return
         outcome = self._writer.outcome
         number, problem = outcome.number, outcome.problem
-        if self._unreported and time.monotonic() - self._unreported[0].since >= SAVE_DEADLINE_S:
+        if self._unreported and self._is_overdue(self._unreported[0]):
             problem = f"the state is not saved: the disk has not answered for {SAVE_DEADLINE_S:g} s"
         if (number, problem) == self._save_noted:
             return

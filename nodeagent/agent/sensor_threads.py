@@ -10,12 +10,17 @@ from typing import Any
 
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
-from nodeagent.model import Observation
+from nodeagent.agent.pauses import LoopPauses
+from nodeagent.evaluation.samples import MOST_PERIODS
+from nodeagent.model import Observation, kind_of
 from nodeagent.sensing.progress import CallProgress, MarksProgress
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor, Unavailable
 
 RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
 REPORT_AFTER_S = 5.0  # longer calls are reported in every cycle
+# A sensor whose reads take so many periods, so many times in a row, is too slow: between two samples, no more
+# of a check's periods count, so its faults are found late.
+SLOW_PERIODS, SLOW_READS = MOST_PERIODS, 3
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
 RELEASED = "closed, because an operator has released the GPUs"
@@ -37,6 +42,7 @@ class SensorStatus:
     released: bool = False  # closed only because an operator has released the GPUs
     step: str = ""  # the driver call within the current call, if the sensor marks its driver calls
     step_s: float = 0.0  # the duration of the step; if the sensor marks none, of the current call
+    is_slow: bool | None = None  # its reads take so long that it finds faults late; None: unknown
 
     @property
     def tried(self) -> bool:
@@ -65,6 +71,7 @@ class SensorThread:
         inbox: Inbox,
         now_s: Callable[[], float],
         released: Callable[[], bool] = lambda: False,
+        pauses: LoopPauses | None = None,
     ) -> None:
         """Create the object without starting the thread.
 
@@ -72,6 +79,7 @@ class SensorThread:
             fitted: Its `position` and its `left_out` are called in the sensor's thread after each read; its
                 `left_out` is also called by this constructor.
             released: Returns whether the GPUs are released now.
+            pauses: When the agent did not run; None: it always did.
         """
         self.fitted = fitted
         self.position: Any = None  # everything read up to this position is in the inbox
@@ -82,6 +90,12 @@ class SensorThread:
         self._inbox = inbox
         self._now_s = now_s
         self._released = released
+        self._pauses = pauses or LoopPauses(WAIT_S)
+        self._period_s = (
+            fitted.sensor.period_s
+        )  # as the policy's periods expect; a short run reads more often
+        self._read_s: float | None = None  # the duration of the last read
+        self._slow_reads = 0  # in a row, the newest ones
         self._stop, self._nudge = threading.Event(), threading.Event()
         name = f"sensor-{self.sensor.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -118,13 +132,30 @@ class SensorThread:
         took_s = now - began if began else self._took_s
         step, marked = self._progress.newest()
         step, step_s = (step if marked >= began > 0 else ""), now - max(began, marked) if began else 0.0
+        if step_s >= REPORT_AFTER_S:
+            step_s -= self._pauses.within_s(now - step_s, now)
         sees, why, nothing_there = self._sees, self._why, self._nothing_there
+        is_slow = self._is_slow()
+        if is_slow and sees:
+            sees, why = False, self._why_slow()
         if step_s >= REPORT_AFTER_S:  # its earlier readings do not show the current state
             sees, why, nothing_there = False, f"a call has not returned{f': {step}' if step else ''}", False
         return SensorStatus(
             self.sensor.name, sees, why, self._calls, self._observations, took_s, began > 0,
-            self._left_out, nothing_there, self.is_released, step, step_s,
+            self._left_out, nothing_there, self.is_released, step, step_s, is_slow,
         )  # fmt: skip
+
+    def _is_slow(self) -> bool | None:
+        """Return True after `SLOW_READS` slow reads in a row, False after one in time, otherwise None."""
+        if self._slow_reads:
+            return True if self._slow_reads >= SLOW_READS else None
+        return None if self._read_s is None else False
+
+    def _why_slow(self) -> str:
+        return (
+            f"each of its last {SLOW_READS} sweeps took more than {SLOW_PERIODS * self._period_s:g} s, the "
+            f"last one {self._read_s or 0.0:.0f} s, so it finds faults late"
+        )
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -159,11 +190,22 @@ class SensorThread:
     def _read_until_blind(self) -> None:
         while not self._is_interrupted():
             self._observations += self._inbox.put(self._call(self._collect))
+            self._note_duration(self._took_s)
             self.position = self.fitted.position()
             self._left_out = self.fitted.left_out()
             self._report_state(SEEING, "")
             if self.sensor.period_s:
                 self._pause(seconds_to_next_tick(self.sensor.period_s))
+
+    def _note_duration(self, took_s: float) -> None:
+        """Count the reads in a row that took too long; those of the state's disk are reported otherwise."""
+        slow = self._period_s > 0 and not self.fitted.reads_state
+        slow = slow and took_s > SLOW_PERIODS * self._period_s
+        if slow:
+            now = time.monotonic()
+            took_s -= self._pauses.within_s(now - took_s, now)
+            slow = took_s > SLOW_PERIODS * self._period_s
+        self._read_s, self._slow_reads = took_s, self._slow_reads + 1 if slow else 0
 
     def _collect(self) -> Iterable[Observation]:
         return tuple(self.sensor.read())
@@ -219,13 +261,34 @@ def _duration(status: SensorStatus, now_s: float, *, long: bool, reads_state: bo
     return Observation(now_s, "sensor_stuck", entity, "agent", value, text=text)
 
 
+def slow_sensors(statuses: Iterable[SensorStatus], reported: set[str], now_s: float) -> Iterator[Observation]:
+    """Yield the sensors that have become too slow since the last call, and those that no longer are.
+
+    Args:
+        statuses: The status of each sensor.
+        reported: The names of the sensors that are reported as too slow; it is updated.
+    """
+    for status in statuses:
+        if status.is_slow is not None and status.is_slow != (status.name in reported):
+            reported ^= {status.name}
+            text = status.why if status.is_slow else ""
+            yield Observation(
+                now_s, "sensor_slow", f"sensor/{status.name}", "agent", float(status.is_slow), text=text
+            )
+
+
 def xids_are_unseen(statuses: Iterable[SensorStatus]) -> bool | None:
-    """Return True if no sensor can see Xids now, although the node has GPUs.
+    """Return True if no sensor can see the Xids of some GPU now, although the node has GPUs.
 
     Returns None while that is unknown, because a sensor has not been tried yet or an operator has released
     the GPUs.
     """
     found = tuple(statuses)
-    if any(each.sees or each.nothing_there for each in found) or not found:
+    if any(each.nothing_there or (each.sees and not gpus_unseen(each)) for each in found) or not found:
         return False
     return None if any(each.released or not each.tried for each in found) else True
+
+
+def gpus_unseen(status: SensorStatus) -> tuple[str, ...]:
+    """Return the GPUs whose Xids a sensor omits, or what it says instead of naming them."""
+    return tuple(each.what for each in status.left_out if each.what == "xid" or kind_of(each.what) == "gpu")

@@ -23,6 +23,7 @@ from nodeagent.cli import identity
 from nodeagent.cli.disk_calls import DiskCall, NoAnswer
 from nodeagent.cli.options import POLICY_FILE
 from nodeagent.host.sensor import HostSensor
+from nodeagent.host.stuck_threads import StuckThreads
 from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
 from nodeagent.kernel.line_reader import LinePatterns
 from nodeagent.nvml.driver import NvmlDriver
@@ -155,13 +156,15 @@ def _identity(options: argparse.Namespace) -> Mapping[str, str]:
 
 
 def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: Container[str]) -> HealthPolicy:
-    """Return the policy for a run of `look_s`: counters are read more often, and limits stay the same.
+    """Return the policy for a run of `look_s`: some checks are read more often, and limits stay the same.
 
+    These are the counters, to see their growth, and the checks of stuck processes, because a process that is
+    asleep at only one look may not be stuck.
     One sample is enough for a finding of the `promised` checks, whose number an operator has given.
     """
     rules = dict(chosen.rules)
     for name, rule in chosen.rules.items():
-        if rule.kind is RuleKind.RATE and rule.period_s:
+        if rule.period_s and (rule.kind is RuleKind.RATE or name in StuckThreads.checks):
             rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
         if name in promised:
             rules[name] = _at_once(rule)
@@ -333,7 +336,7 @@ def _kmsg(sensor: KmsgSensor) -> FittedSensor:
         at = sensor.cursor
         return None if at is None else [at.boot_id, at.seq]
 
-    return FittedSensor(sensor, read_to, sees_xids=True)
+    return FittedSensor(sensor, read_to, sensor.left_out, sees_xids=True)
 
 
 # The journal's sensor is imported only where it may be used; an agent that reads /dev/kmsg stays smaller.

@@ -27,7 +27,7 @@ _SEES: Mapping[str, frozenset[str]] = {  # `agent`: the agent's observations of 
     "sysfs": sysfs.CHECKS | {GONE},
     "agent": frozenset(
         {
-            *("boot", "sensor_stuck", "sensor_lost", "xids_unseen"),
+            *("boot", "sensor_stuck", "sensor_lost", "sensor_slow", "xids_unseen"),
             *("memory_lost", STATE_LOST, "observations_dropped"),
         }
     ),

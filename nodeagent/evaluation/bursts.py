@@ -8,7 +8,8 @@ A burst does not show when the events between its first and its last one occurre
 event a verdict is about, which report duplicates another, which mark came first), the moments show it: they
 are the same events, but merged only within a second of each other. Their number has the same limit as that of
 bursts. Beyond it, the moments closest to each other are merged, so a storm merges its own lines, and not what
-happened before it, such as a boot days ago.
+happened before it, such as a boot days ago. Of merged moments, only the first and the last event are known.
+What else was reported with an event is therefore noted when it arrives (`company`), and merged separately.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ MAX_MARKS = 1024  # kept with signs between them; a node in a boot loop boots a 
 # some sites reset each GPU before each job
 MAX_TEXTS = 3
 MAX_SOURCES = 4
+DETAILED = 0  # in a company instead of a code: the same code, reported with its details
 Burst = tuple[float, float]  # first and last event
+Company = dict[tuple[int, ...], list[Burst]]  # the times of events, by what was reported with them: `company`
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class EventBursts:
     recurring: list[Burst] = field(default_factory=list)
     moments: list[Burst] = field(default_factory=list)  # the same events as in all bursts, but finer
     exact: bool = False  # no limit on the moments here, because `thinned_marks` limits them
+    company: Company | None = None  # the same events again, if it matters what was reported with them
 
     def __post_init__(self) -> None:
         self.moments = self.moments or self.all_spans
@@ -91,6 +95,8 @@ class EventBursts:
         self._join_the_rest(other)
 
     def _join_the_rest(self, other: EventBursts) -> None:
+        if other.company is not None:
+            self.company = joined_company(self.company or {}, other.company)
         both = [self.moments, other.moments]
         moments = merged_bursts(both, MOMENT_S) if self.exact else union_moments(both)
         self.moments = self.spans if moments == self.spans else moments  # one list takes less memory
@@ -118,7 +124,18 @@ class EventBursts:
             _clipped(self.inherited, from_s, until_s),
             _clipped(self.recurring, from_s, until_s),
             moments,
+            company=None if self.company is None else clipped_company(self.company, from_s, until_s),
         )
+
+    def only(self, moments: Sequence[Burst]) -> EventBursts:
+        """Return the part of the events that these moments show, which must not be empty."""
+        return EventBursts(union_bursts([moments]), self.texts, self.heard, moments=union_moments([moments]))
+
+    def only_company(self, company: Company) -> EventBursts:
+        """Return the part of the events in these groups, which must not be empty."""
+        made = self.only(merged_bursts(company.values(), 0.0))
+        made.company = company
+        return made
 
     def spans_apart(self, cuts: Sequence[float]) -> list[Burst]:
         """Return the bursts, split at each of `cuts` (ascending) if possible.
@@ -182,12 +199,12 @@ def union_bursts(all_spans: Iterable[Sequence[Burst]], gap_s: float = GAP_S) -> 
     return [(merged[0][0], merged[surplus][1]), *merged[surplus + 1 :]]
 
 
-def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
+def union_moments(all_spans: Iterable[Sequence[Burst]], gap_s: float = MOMENT_S) -> list[Burst]:
     """Return the moments of more than one series, merged as if they were a single series.
 
     Beyond `MAX_BURSTS`, only the longest intervals between them remain; among equals, the oldest.
     """
-    merged = merged_bursts(all_spans, MOMENT_S)
+    merged = merged_bursts(all_spans, gap_s)
     if len(merged) <= MAX_BURSTS:
         return merged
     starts = sorted(range(1, len(merged)), key=lambda at: (merged[at - 1][1] - merged[at][0], at))
@@ -196,6 +213,20 @@ def union_moments(all_spans: Iterable[Sequence[Burst]]) -> list[Burst]:
         (merged[at][0], merged[after - 1][1])
         for at, after in zip(starts, [*starts[1:], len(merged)], strict=True)
     ]
+
+
+def joined_company(one: Company, other: Company) -> Company:
+    """Return the company of the events of both."""
+    found = dict(one)
+    for codes, times in other.items():
+        found[codes] = union_moments([found[codes], times], 0.0) if codes in found else times
+    return found
+
+
+def clipped_company(company: Company, from_s: float, until_s: float) -> Company:
+    """Return the part that was seen at or after `from_s` and before `until_s`."""
+    parts = ((codes, _clipped(times, from_s, until_s)) for codes, times in company.items())
+    return {codes: times for codes, times in parts if times}
 
 
 def thinned_marks(
@@ -363,27 +394,44 @@ def informative(variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts
     if plain is None or len(variants) == 1:
         return variants
     details = {name: each for name, each in variants.items() if name}
+    if plain.company is None:
+        rest = undetailed(plain, details.values())
+    else:
+        alone = union_moments((each for codes, each in plain.company.items() if DETAILED not in codes), 0.0)
+        rest = _parts(plain, alone)
+    return {"": plain.only(rest), **details} if rest else details
+
+
+def undetailed(plain: EventBursts, details: Iterable[EventBursts], *, are_known: bool = False) -> list[Burst]:
+    """Return the moments of events that were not reported with a variant, too, given the moments alone.
+
+    Args:
+        are_known: True if events with a variant are assumed throughout each of their moments; otherwise they
+            are known at the ends of one that is longer than `MOMENT_S`.
+    """
     reported = merged_bursts(
         (
-            [(first - SENSORS_APART_S, last + SENSORS_APART_S) for first, last in each.moments]
-            for each in details.values()
+            [
+                (first - SENSORS_APART_S, last + SENSORS_APART_S)
+                for span in each.moments
+                for first, last in ([span] if are_known else known_parts(span))
+            ]
+            for each in details
         ),
         0.0,
     )
-    rest = [each for part in _known_parts(plain) for each in _without(part, reported)]
-    if not rest:
-        return details
-    bursts = union_bursts([rest])
-    return {
-        "": EventBursts(bursts, plain.texts, plain.heard, moments=union_moments([rest])),
-        **details,
-    }
+    return [each for part in _parts(plain, plain.moments) for each in _without(part, reported)]
 
 
-def _known_parts(bursts: EventBursts) -> Iterator[Burst]:
-    """Yield moments, none longer than one burst. An event is known at each end of each of them."""
-    for span in bursts.all_spans:
-        yield from _inside(span, bursts.moments)
+def known_parts(moment: Burst) -> list[Burst]:
+    """Return the parts of a moment in which an event is known: all of it, or its ends if it was merged."""
+    first, last = moment
+    return [moment] if last - first <= MOMENT_S else [(first, first), (last, last)]
+
+
+def _parts(bursts: EventBursts, moments: Sequence[Burst]) -> list[Burst]:
+    """Return moments, none longer than one burst. An event is known at each end of each of them."""
+    return [each for span in bursts.all_spans for each in _inside(span, moments)]
 
 
 def _without(part: Burst, taken: Sequence[Burst]) -> Iterator[Burst]:

@@ -17,6 +17,7 @@ from nodeagent.evaluation.devices import INVENTORY
 from nodeagent.evaluation.evidence import MARKS, Evidence, is_end_mark, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
+from nodeagent.evaluation.samples import LATE_S
 from nodeagent.model import GONE, Action, HealthFinding, HealthVerdict, Level, Observation
 from nodeagent.policy.rules import HealthPolicy
 
@@ -78,16 +79,20 @@ class Evaluator:
         self._judge.use(policy)
         self._findings = None
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, *, knew_more: bool = False) -> None:
         """Set the time of the first observation at this node, unless a memory was loaded.
 
         A log may report a fault from before that time, and the fault may have been remedied since. Its
         finding starts at the first observation, and is only degraded while the driver recommends no action
-        for the GPU.
+        for the GPU, unless only a boot ends it: the log is that of this boot.
+
+        Args:
+            knew_more: True if an agent has watched the node before, and what it knew is lost. A fault in the
+                log may then be one that it had not seen remedied, so it is not degraded.
         """
         evidence = self._evidence
         if evidence.first_look_s == -inf and not (evidence.series or evidence.events):
-            evidence.first_look_s = now_s
+            evidence.first_look_s, evidence.knew_more = now_s, knew_more
 
     # -- observations
 
@@ -133,9 +138,9 @@ class Evaluator:
             is_new = at_s == seen.at_s
             texts = [(at_s, seen.text)] if is_new and seen.text else []
             heard = dict.fromkeys([seen.source] if is_new else held.heard, at_s)
-            growth.note(
-                evidence.grown.setdefault((*place, 0), {}), name, EventBursts([(at_s, at_s)], texts, heard)
-            )
+            grown = EventBursts([(at_s, at_s)], texts, heard)
+            grown.company = {evidence.grown_with(seen.entity, at_s): [(at_s, at_s)]}
+            growth.note(evidence.grown.setdefault((*place, 0), {}), name, grown)
             self._judge.revise_events_of(seen.entity)
         held.series.fold(rule)
         held.known = False
@@ -152,12 +157,17 @@ class Evaluator:
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
         self._retention.keep_recurrence(event, seen)
+        is_late = seen.at_s < self._asked_s - LATE_S and isfinite(self._asked_s)
+        recurrences = self._retention.recurrences(event) if is_late else {}
         evidence.entities.add(seen.entity)
         self._judge.revise_event(event, seen.at_s)
         is_mark = is_end_mark(event, seen.variant)
         is_new = variants.setdefault(seen.variant, EventBursts(exact=is_mark)).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
+        if recurrences:
+            self._retention.keep_recurrences(event, recurrences)
+        evidence.keep_company(event, seen.variant, seen.at_s)
         if is_mark:
             evidence.thin_marks(event, seen.variant)
         if seen.check == "boot":  # it clears findings of other entities, too

@@ -35,6 +35,7 @@ from nodeagent.evaluation.bursts import (
     informative,
     merged_bursts,
 )
+from nodeagent.evaluation.samples import LATE_S
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, duration, word
 from nodeagent.policy.rules import CLEARED_BY, CLEARS_IN_WORDS, REMEDY_OF, Clears, HealthPolicy, Meaning
 
@@ -42,6 +43,7 @@ BEFORE_S = 2.0  # the verdict may arrive before its code
 AFTER_S = 10.0  # the verdict follows its code immediately, so a later verdict concerns a different code
 SILENT_S = 3600.0  # the longest silence between signs of one fault; an agent restarts within minutes
 EPSILON_S = 1e-6
+BY_BOOT = (Clears.BOOT, Clears.REPLACED)  # conditions that only a boot, or an exchange while off, can meet
 _ORDER = {each: n for n, each in enumerate(Clears)}  # the cheapest condition first
 
 
@@ -118,12 +120,6 @@ def _is_about(at_s: float, burst: Burst, own: Sequence[float], others: Sequence[
 def sends_verdict(meaning: Meaning, branch: int | None) -> bool:
     """Return True if a driver of `branch` sends a verdict with the code."""
     return meaning.verdict_since is not None and (branch is None or branch >= meaning.verdict_since)
-
-
-def all_overridden(verdict: Burst, others: Iterable[tuple[Meaning, Sequence[Burst]]]) -> bool:
-    """Return True if a verdict of the driver concerns only codes that the operator has overridden."""
-    with_it = [meaning for meaning, spans in others if any(_together(span, verdict) for span in spans)]
-    return bool(with_it) and all(meaning.overridden for meaning in with_it)
 
 
 def _together(burst: Burst, verdict: Burst) -> bool:
@@ -281,6 +277,7 @@ class Standing:
     last_s: float
     lasting: bool  # a judgement of this level ends only with a remedy, even if the worst one ends earlier
     remedy: Action = Action.NONE  # the greatest remedy that such a judgement needs
+    until_boot: bool = False  # a judgement of this level ends only with a boot or another GPU
 
 
 def finding_of(
@@ -312,6 +309,7 @@ def finding_of(
         clears=_clears(worst),
         sources=tuple(sorted(sources)),
         lasting=stands.lasting,
+        until_boot=stands.until_boot,
         overridden=worst.by,
         of_events=True,
         remedy=stands.remedy,
@@ -343,7 +341,7 @@ def standing(
     chains += _since(floor_s, recurring)
     spans = merged_bursts(([burst for burst, *_ in steps] for steps in chains), GAP_S, marks.boots)
     owns = [[burst for burst, *_ in steps] for steps in chains]
-    occurrences = _Occurrences(marks)
+    occurrences = _Occurrences(marks, now_s)
     judged = [
         [
             _judged(
@@ -361,14 +359,16 @@ def standing(
         segments += [each for found, _ in stood for each in found]
         live += [each for each in stood[-1][1] if now_s < each.ends_s]
     if not live:
-        return None, inf
+        return None, occurrences.until_s
     worst = max(
         live, key=lambda each: (*each.gravity, each.ends_s, each.again, each.why, each.by, each.hold_s)
     )
     since_s = _unbroken_since_s([burst for level, burst in segments if level >= worst.level])
     endless = [each for each in live if each.ends_s == inf and each.level is worst.level]
     remedy = max((REMEDY_OF.get(each.clears, Action.NONE) for each in endless), default=Action.NONE)
-    return Standing(worst, since_s, spans[-1][1], bool(endless), remedy), min(each.ends_s for each in live)
+    of_boot = any(each.clears in BY_BOOT and each.level is worst.level for each in live)
+    until_s = min(occurrences.until_s, *(each.ends_s for each in live))
+    return Standing(worst, since_s, spans[-1][1], bool(endless), remedy, of_boot), until_s
 
 
 def _last_word_s(chains: Sequence[Sequence[Step]], marks: EndMarks) -> float:
@@ -398,7 +398,7 @@ def recurring(
     Args:
         all_spans: The bursts of all variants.
     """
-    occurrences = _Occurrences(marks)
+    occurrences = _Occurrences(marks, inf)
     judged = [_judged(meaning, None, burst, own, all_spans, occurrences) for burst in own]
     stood = _stood(own, judged, marks, Signs(), superseding=False, drivers_word_replaces=True)
     return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]
@@ -466,8 +466,10 @@ def _recurred(
 class _Occurrences:
     """The occurrences in series of bursts, each determined once, because every burst asks for them."""
 
-    def __init__(self, marks: EndMarks) -> None:
+    def __init__(self, marks: EndMarks, now_s: float) -> None:
+        self.until_s = inf  # when a silence that an event may still break counts without new evidence
         self._marks = marks
+        self._now_s = now_s
         # by series, which must outlive this object, and by condition: their starts and their ends
         self._known: dict[tuple[int, Clears], tuple[list[float], list[float]]] = {}
 
@@ -475,34 +477,49 @@ class _Occurrences:
         """Return how many occurrences reach into the window that ends with a burst."""
         key = id(spans), clears
         if key not in self._known:
-            found = _occurrences(spans, clears, self._marks)
+            found, until_s = _occurrences(spans, clears, self._marks, self._now_s)
+            self.until_s = min(self.until_s, until_s)
             self._known[key] = sorted(first for first, _ in found), sorted(last for _, last in found)
         starts, ends = self._known[key]
         since_s = self._marks.off.window_start_s(since_s, burst[0])
         return bisect_right(starts, burst[1]) - bisect_left(ends, since_s)
 
 
-def _occurrences(spans: Sequence[Burst], clears: Clears, marks: EndMarks) -> Sequence[Burst]:
+def _occurrences(
+    spans: Sequence[Burst], clears: Clears, marks: EndMarks, now_s: float
+) -> tuple[Sequence[Burst], float]:
     """Return the bursts, merged where they are signs of one fault with no remedy between them.
 
     A fault that lasts until its remedy may show no signs for minutes, and a restarting agent may miss some.
-    After `SILENT_S` without signs, the fault must have ended for a reason that the agent did not see.
+    After `SILENT_S` without signs, the fault must have ended for a reason that the agent did not see. While
+    an event that breaks this silence may still arrive, the silence does not count, because an event must
+    never lower what is in force. The time when it counts is returned, too; infinity if there is none.
     """
     if clears is Clears.TIME:
-        return spans
+        return spans, inf
     done = sorted(at_s for times in (*remedies(clears, marks), marks.over) for at_s in times)
     found: list[Burst] = []
+    until_s = inf
     for burst in spans:
         before = found[-1] if found else None
+        if before is None or _first_after(done, before[1]) <= burst[0]:
+            found.append(burst)
+            continue
+        silent_s = SILENT_S
+        if now_s < burst[0] + LATE_S:
+            silent_s += LATE_S  # beyond this, an event that may still arrive is later than `SILENT_S`
+        is_one = before[1] > marks.off.window_start_s(burst[0] - silent_s, burst[0])
         if (
-            before
-            and _first_after(done, before[1]) > burst[0]
-            and before[1] > marks.off.window_start_s(burst[0] - SILENT_S, burst[0])
+            is_one
+            and silent_s > SILENT_S
+            and before[1] <= marks.off.window_start_s(burst[0] - SILENT_S, burst[0])
         ):
+            until_s = min(until_s, burst[0] + LATE_S)
+        if is_one:
             found[-1] = (before[0], burst[1])
         else:
             found.append(burst)
-    return found
+    return found, until_s
 
 
 def _stood(

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from nodeagent.evaluation import company
 from nodeagent.evaluation.bursts import (
+    DETAILED,
     MAX_BURSTS,
+    SENSORS_APART_S,
     Burst,
     EventBursts,
     TimeOff,
@@ -16,8 +19,9 @@ from nodeagent.evaluation.bursts import (
     merged_bursts,
     thinned_marks,
 )
+from nodeagent.evaluation.company import CONTAINMENT_XIDS, TOGETHER_S, RecentTimes
 from nodeagent.evaluation.devices import DeviceSlots, Era, GpuModels, Model
-from nodeagent.evaluation.events import EndMarks
+from nodeagent.evaluation.events import AFTER_S, BEFORE_S, EndMarks
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import DRIVER, NODE, VERDICT_XID, HealthFinding, Observation, kind_of
 from nodeagent.policy.rules import HealthPolicy, Rule
@@ -64,6 +68,11 @@ def is_end_mark(event: Event, variant: str) -> bool:
     return event[1] in MARKS or (*event[1:], variant) == ("xid", VERDICT_XID, NO_ACTION)
 
 
+def _accompanied(bursts: EventBursts, at_s: float, codes: set[int]) -> None:
+    bursts.company = {} if bursts.company is None else bursts.company
+    company.note(bursts.company, at_s, codes)
+
+
 def _times(bursts: EventBursts) -> list[float]:
     """Return the known times of an event, oldest first. Marks in one burst may end two faults."""
     return sorted({at_s for span in bursts.moments for at_s in span})
@@ -81,7 +90,11 @@ class Evidence:
         self.branch: int | None = None  # the driver's, such as 575, as last known
         self.entities: set[str] = {NODE}  # all entities with evidence
         self.first_look_s = -inf
+        self.knew_more = (
+            False  # an earlier agent knew of what is older than the first look; its state is lost
+        )
         self.gone_s: dict[str, float] = {}  # by entity, oldest first: when its sensor last found it gone
+        self._recent: dict[str, RecentTimes] = {}  # by entity
         self._owners: dict[str, tuple[str, ...]] = {}
         self._eras: dict[str, tuple[Era, ...]] = {}
         self._boots: list[float] | None = None  # None: not computed since the last change
@@ -231,6 +244,56 @@ class Evidence:
                     found.setdefault(name, EventBursts(exact=exact)).join(part)
         return found
 
+    # -- what was reported with an event
+
+    def keep_company(self, event: Event, variant: str, at_s: float) -> None:
+        """Note what was reported with a new event, and that it was reported with others (`company`)."""
+        entity, check, code = event
+        if check not in ("xid", "sxid"):
+            return
+        recent = self._recent.setdefault(entity, RecentTimes())
+        variants = self.events[event]
+        is_verdict = (check, code) == ("xid", VERDICT_XID)
+        if not variant or is_verdict:
+            codes = recent.xids(at_s - AFTER_S, at_s + BEFORE_S) - {code} if is_verdict else set[int]()
+            if not variant and recent.has_details(
+                check, code, at_s - SENSORS_APART_S, at_s + SENSORS_APART_S
+            ):
+                codes.add(DETAILED)
+            _accompanied(variants[variant], at_s, codes)
+        if variant and (plain := variants.get("")) is not None and plain.company is not None:
+            company.accompany(plain.company, DETAILED, at_s - SENSORS_APART_S, at_s + SENSORS_APART_S)
+        if check == "xid" and not is_verdict:
+            for verdict in self.events.get((entity, "xid", VERDICT_XID), {}).values():
+                if verdict.company is not None:
+                    company.accompany(verdict.company, code, at_s - BEFORE_S, at_s + AFTER_S)
+            if code in CONTAINMENT_XIDS:
+                self._accompany_growth(entity, code, at_s)
+        recent.note(check, code, at_s, detailed=bool(variant))
+
+    def _accompany_growth(self, entity: str, code: int, at_s: float) -> None:
+        for event, amounts in self.grown.items() if self.grown else ():
+            for grown in amounts.values() if event[0] == entity else ():
+                if grown.company is not None:
+                    company.accompany(grown.company, code, at_s - TOGETHER_S, at_s + TOGETHER_S)
+
+    def grown_with(self, entity: str, at_s: float) -> tuple[int, ...]:
+        """Return the Xids, of those that matter, that were reported with a counter's growth at `at_s`."""
+        if (recent := self._recent.get(entity)) is None:
+            return ()
+        found = recent.xids(at_s - TOGETHER_S, at_s + TOGETHER_S)
+        return tuple(each for each in CONTAINMENT_XIDS if each in found)
+
+    def recall_recent(self) -> None:
+        """Restore the known times of the loaded events, so that what arrives now is compared with them."""
+        self._recent.clear()
+        for (entity, check, code), variants in self.events.items():
+            if check in ("xid", "sxid"):
+                recent = self._recent.setdefault(entity, RecentTimes())
+                for name, bursts in variants.items():
+                    for at_s in _times(bursts)[-company.MAX_RECENT :]:
+                        recent.note(check, code, at_s, detailed=bool(name))
+
     def drivers_verdicts(self, entity: str) -> Mapping[str, EventBursts]:
         """Return the driver's verdicts on an entity (Xid 154), by variant."""
         return self.bursts_of((entity, "xid", VERDICT_XID))
@@ -333,3 +396,5 @@ class Evidence:
         """Drop the entities in `entities` that have no evidence left."""
         used = {NODE, *(each[0] for store in (self.series, self.events, self.grown) for each in store)}
         self.entities -= entities - used
+        for each in [each for each in self._recent if each not in self.entities]:
+            del self._recent[each]

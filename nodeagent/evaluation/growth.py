@@ -6,21 +6,20 @@ same as the Xid, unless the driver reports an uncontained error (48, 95) with it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from nodeagent.evaluation import samples
-from nodeagent.evaluation.bursts import Burst, EventBursts, near
+from nodeagent.evaluation.bursts import GAP_S, EventBursts, merged_bursts, union_moments
+from nodeagent.evaluation.company import CONTAINED_XID, UNCONTAINED_XIDS
 from nodeagent.evaluation.events import EndMarks, finding_of, standing
 from nodeagent.evaluation.samples import SampleSeries
 from nodeagent.model import HealthFinding, Level
 from nodeagent.policy.rules import CLEARED_BY, Bound, Clears, Meaning, Rule
 
-CONTAINED_XID, UNCONTAINED_XIDS = 94, (48, 95)
 # names growth that the rule in force at the time called unhealthy, and growth stored by older agents
 BY_ITS_BOUND = ""
 MAX_AMOUNTS = 16
-TOGETHER_S = 30.0  # the counter is read every 10 s, and growth and Xid may be seen in either order
 
 
 def shown(rule: Rule, series: SampleSeries, at: int) -> Iterator[tuple[float, str]]:
@@ -80,7 +79,6 @@ def growth_finding(
     rule: Rule,
     grown: Mapping[str, EventBursts],
     contained: Meaning,
-    xids: Mapping[int, Sequence[Burst]],
     marks: EndMarks,
     now_s: float,
 ) -> tuple[HealthFinding | None, float]:
@@ -89,7 +87,6 @@ def growth_finding(
     Args:
         grown: The result of `counted`.
         contained: The meaning of Xid 94.
-        xids: The bursts of `CONTAINED_XID` and `UNCONTAINED_XIDS`.
     """
     counted = Meaning(
         f"the driver has counted {rule.what}",
@@ -100,20 +97,24 @@ def growth_finding(
         rule.source,
     )
     milder = replace(contained, name=f"{counted.name}, contained to one application by Xid {CONTAINED_XID}")
-    chains = [
-        [(burst, milder if _is_contained(burst, xids) else counted, name) for burst in each.spans]
-        for name, each in grown.items()
-    ]
+    chains = []
+    for name, each in grown.items():
+        for meaning, is_contained in ((counted, False), (milder, True)):
+            moments = union_moments(
+                (
+                    times
+                    for codes, times in (each.company or {(): each.moments}).items()
+                    if _is_contained(codes) is is_contained
+                ),
+                0.0,
+            )
+            if moments:
+                chains.append([(burst, meaning, name) for burst in merged_bursts([moments], GAP_S)])
     stands, until_s = standing(chains, marks, now_s)
     if stands is None:
         return None, until_s
     return finding_of(stands, entity, rule.check, stands.worst.why, grown, grown), until_s
 
 
-def _is_contained(burst: Burst, xids: Mapping[int, Sequence[Burst]]) -> bool:
-    if any(near(xids[code], burst, TOGETHER_S) for code in UNCONTAINED_XIDS):
-        return False
-    return any(
-        first - TOGETHER_S <= burst[0] and burst[1] <= last + TOGETHER_S
-        for first, last in xids[CONTAINED_XID]
-    )
+def _is_contained(codes: Collection[int]) -> bool:
+    return CONTAINED_XID in codes and not any(each in codes for each in UNCONTAINED_XIDS)

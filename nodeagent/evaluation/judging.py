@@ -5,14 +5,23 @@ The results are kept until evidence or time changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 
 from nodeagent.evaluation import events, growth, quotas, samples
-from nodeagent.evaluation.bursts import GAP_S, Burst, EventBursts, merged_bursts, union_moments
+from nodeagent.evaluation.bursts import DETAILED, GAP_S, Burst, EventBursts, merged_bursts
+from nodeagent.evaluation.company import CONTAINED_XID
 from nodeagent.evaluation.devices import UNKNOWN_MODEL, Model
-from nodeagent.evaluation.evidence import MARKS, Event, Evidence, HeldSeries, Place, ends_others
+from nodeagent.evaluation.evidence import (
+    MARKS,
+    NO_ACTION,
+    Event,
+    Evidence,
+    HeldSeries,
+    Place,
+    ends_others,
+)
 from nodeagent.model import VERDICT_XID, Action, HealthFinding, Level, kind_of, origin_of
 from nodeagent.policy.nvlink import NEW_LAYOUT
 from nodeagent.policy.rules import CLEARED_BY, Clears, HealthPolicy, Meaning
@@ -211,14 +220,20 @@ class Judge:
         )
 
     def _since_the_first_look(self, found: HealthFinding) -> HealthFinding:
-        """Return a finding with its age and level limited to what the agent has observed itself."""
-        if found.since_s >= self._evidence.first_look_s:
+        """Return a finding with its age and level limited to what the agent has observed itself.
+
+        A fault in the log of this boot that only a boot ends cannot have been remedied. After the loss of the
+        state, a fault that stood may be among those in the log, so none of them is taken as remedied.
+        """
+        evidence = self._evidence
+        if found.since_s >= evidence.first_look_s:
             return found
-        past = found.last_s < self._evidence.first_look_s and found.level is Level.UNHEALTHY
+        past = found.last_s < evidence.first_look_s and found.level is Level.UNHEALTHY
+        may_be_over = past and not (found.until_boot or evidence.knew_more)
         return replace(
             found,
-            since_s=self._evidence.first_look_s,
-            level=Level.DEGRADED if past and self._needs_no_action(found.entity) else found.level,
+            since_s=evidence.first_look_s,
+            level=Level.DEGRADED if may_be_over and self._needs_no_action(found.entity) else found.level,
         )
 
     def _limited(self, finding: HealthFinding | None) -> HealthFinding | None:
@@ -346,8 +361,8 @@ class Judge:
         entity, check, code = event
         if not self.policy.is_event(check):
             return self._judge_growth(event, now_s)
-        variants = self._evidence.bursts_of(event)
-        if not variants or self._is_settled(event):
+        variants = self._unsettled(event, self._evidence.bursts_of(event))
+        if not variants:
             return None, inf
         verdicts, marks = self._evidence.drivers_verdicts(entity), self._marks_of(entity)
         policy = self.policy_of(entity)
@@ -387,28 +402,30 @@ class Judge:
         grown = growth.counted(rule, self._evidence.growth_of(event))
         if not grown:
             return None, inf
-        codes = (growth.CONTAINED_XID, *growth.UNCONTAINED_XIDS)
-        xids = {
-            code: union_moments(b.moments for b in self._evidence.bursts_of((entity, "xid", code)).values())
-            for code in codes
-        }
-        contained = self.policy_of(entity).meaning("xid", growth.CONTAINED_XID, "", self._evidence.branch)
-        return growth.growth_finding(entity, rule, grown, contained, xids, self._marks_of(entity), now_s)
+        contained = self.policy_of(entity).meaning("xid", CONTAINED_XID, "", self._evidence.branch)
+        return growth.growth_finding(entity, rule, grown, contained, self._marks_of(entity), now_s)
 
-    def _is_settled(self, event: Event) -> bool:
-        """Return True for a driver's verdict that concerns only codes that the operator has overridden."""
+    def _unsettled(self, event: Event, variants: Mapping[str, EventBursts]) -> Mapping[str, EventBursts]:
+        """Return the events without the driver's verdicts on only codes that the operator has overridden."""
         entity, check, code = event
         if (check, code) != ("xid", VERDICT_XID):
-            return False
-        slots = {era.entity for era in self._evidence.eras_of(entity)}
-        xids = {each[2] for each in self._evidence.events if each[0] in slots and each[1] == "xid"}
-        others = [
-            (self.policy_of(entity).meaning("xid", number, name, self._evidence.branch), bursts.all_spans)
-            for number in xids - {VERDICT_XID}
-            for name, bursts in self._evidence.bursts_of((entity, "xid", number)).items()
-        ]
-        words = self._evidence.drivers_verdicts(entity).values()
-        return all(events.all_overridden(each.all_spans[-1], others) for each in words)
+            return variants
+        policy = self.policy_of(entity)
+
+        def settles(codes: Collection[int]) -> bool:
+            with_it = [each for each in codes if each != DETAILED]
+            return bool(with_it) and all(policy.meaning("xid", each).overridden for each in with_it)
+
+        if not any(settles(codes) for each in variants.values() for codes in each.company or ()):
+            return variants
+        found = {}
+        for name, each in variants.items():
+            rest = {codes: times for codes, times in (each.company or {}).items() if not settles(codes)}
+            if name == NO_ACTION or each.company is None or len(rest) == len(each.company):
+                found[name] = each
+            elif rest:
+                found[name] = each.only_company(rest)
+        return found
 
     def set_aside(self, place: Place, error: Exception) -> None:
         """Continue without evidence that cannot be evaluated: drop samples, keep events without a finding."""

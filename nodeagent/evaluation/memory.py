@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from nodeagent.evaluation import company
 from nodeagent.evaluation.bursts import (
     MAX_BURSTS,
     MAX_MARKS,
@@ -16,9 +17,17 @@ from nodeagent.evaluation.bursts import (
     loaded_spans,
     union_bursts,
 )
-from nodeagent.evaluation.evidence import Event, Evidence, HeldSeries, Variants, is_end_mark
+from nodeagent.evaluation.company import CONTAINMENT_XIDS, TOGETHER_S
+from nodeagent.evaluation.events import AFTER_S, BEFORE_S
+from nodeagent.evaluation.evidence import (
+    Event,
+    Evidence,
+    HeldSeries,
+    Variants,
+    is_end_mark,
+)
 from nodeagent.evaluation.samples import SampleSeries
-from nodeagent.model import NODE
+from nodeagent.model import NODE, VERDICT_XID
 from nodeagent.policy.rules import HealthPolicy
 
 
@@ -58,6 +67,13 @@ def dump(evidence: Evidence) -> dict[str, Any]:
         "moments": _spans_rows(
             evidence.events, lambda each: _earlier_moments(each) if each.moments != each.spans else ()
         ),
+        "company": [
+            [*event, name, [[list(codes), times] for codes, times in each.company.items()]]
+            for store in evidence.stores
+            for event, variants in store.items()
+            for name, each in variants.items()
+            if each.company is not None
+        ],
         "boots": [
             [name, each.moments]
             for name, each in evidence.events.get((NODE, "boot", 0), {}).items()
@@ -80,6 +96,7 @@ def dump(evidence: Evidence) -> dict[str, Any]:
         "models": evidence.models.dump(),
         "branch": evidence.branch,
         "first_look_s": None if evidence.first_look_s == -inf else evidence.first_look_s,
+        "knew_more": evidence.knew_more,
     }
 
 
@@ -151,6 +168,8 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
                 evidence.entities.add(event[0])
     if "grown" not in raw:
         _note_standing_growth(evidence, policy)
+    _load_company(evidence, raw)
+    evidence.recall_recent()
     for entity, check, ended_s in raw.get("ended", ()):
         if (known := evidence.series.get((entity, check))) is not None:
             known.series.ended_s = float(ended_s)
@@ -162,6 +181,48 @@ def load(evidence: Evidence, policy: HealthPolicy, raw: Any) -> None:
     evidence.devices.load(raw.get("devices", ()))
     first_look_s = raw.get("first_look_s")
     evidence.first_look_s = -inf if first_look_s is None else float(first_look_s)
+    evidence.knew_more = bool(raw.get("knew_more", False))
+
+
+def _load_company(evidence: Evidence, raw: Mapping[str, Any]) -> None:
+    """Restore what was reported with the events; derive it from the moments if an earlier agent stored them.
+
+    Agents that stored no moments merged only events within a burst, so they are compared as those did.
+    """
+    for entity, check, code, variant, groups in raw.get("company", ()):
+        event = (str(entity), str(check), int(code))
+        for store in evidence.stores:
+            if (known := store.get(event, {}).get(str(variant))) is not None:
+                known.company = {
+                    tuple(int(each) for each in codes): loaded_spans(times) for codes, times in groups
+                }
+    are_known = "moments" not in raw
+    for event, variants in evidence.events.items():
+        if event[1] not in ("xid", "sxid"):
+            continue
+        is_verdict = event[1:] == ("xid", VERDICT_XID)
+        for name, each in variants.items():
+            if each.company is None and is_verdict:
+                others = _moments_of_xids(evidence, event[0], lambda code: code != VERDICT_XID)
+                each.company = company.of_others(each, others, AFTER_S, BEFORE_S)
+            elif each.company is None and not name:
+                details = [other for other_name, other in variants.items() if other_name]
+                each.company = company.of_plain(each, details, are_known=are_known)
+    for event, amounts in evidence.grown.items():
+        for each in amounts.values():
+            if each.company is None:
+                others = _moments_of_xids(evidence, event[0], lambda code: code in CONTAINMENT_XIDS)
+                each.company = company.of_others(each, others, TOGETHER_S, TOGETHER_S)
+
+
+def _moments_of_xids(
+    evidence: Evidence, entity: str, is_wanted: Callable[[int], bool]
+) -> list[tuple[int, list[Burst]]]:
+    return [
+        (code, [moment for each in variants.values() for moment in each.moments])
+        for (other, check, code), variants in evidence.events.items()
+        if other == entity and check == "xid" and is_wanted(code)
+    ]
 
 
 def _note_standing_growth(evidence: Evidence, policy: HealthPolicy) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from nodeagent.evaluation import quotas, samples
-from nodeagent.evaluation.bursts import MAX_BURSTS, TimeOff, near, union_bursts
+from nodeagent.evaluation.bursts import MAX_BURSTS, Burst, TimeOff, near, union_bursts
 from nodeagent.evaluation.evidence import MARKS, Event, Evidence, Place, Variants, ends_others
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.quotas import FREE, EvidenceRank
@@ -129,6 +129,25 @@ class EvidenceRetention:
         oldest, second = bursts.spans[:2]
         if second in self._judge.recurring_by_any_rule(event, seen.variant):
             bursts.recurring = union_bursts([bursts.recurring, [(oldest[0], second[1])]])
+
+    def recurrences(self, event: Event) -> dict[str, list[Burst]]:
+        """Return the bursts of each variant at which the event has recurred."""
+        variants = self._evidence.events[event]
+        if sum(len(each.spans) for each in variants.values()) < 2:
+            return {}
+        return {name: self._judge.recurring_by_any_rule(event, name) for name in variants}
+
+    def keep_recurrences(self, event: Event, before: dict[str, list[Burst]]) -> None:
+        """Keep the recurrences from before a very late event that the evidence no longer shows.
+
+        The late event shows that there was no silence between two faults, but the finding stands already.
+        """
+        after = self.recurrences(event)
+        for name, shown in before.items():
+            bursts, now = self._evidence.events[event].get(name), after.get(name, [])
+            lost = [each for each in shown if not near(now, each, 0.0)]
+            if bursts is not None and lost:
+                bursts.recurring = union_bursts([bursts.recurring, lost])
 
     def _refuse(self, refusal: _Refusal, now_s: float) -> bool:
         """Count a refusal, and refuse similar evidence for a moment, because a search takes milliseconds."""

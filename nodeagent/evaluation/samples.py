@@ -249,12 +249,27 @@ def _meets(rule: Rule, bound: Bound, samples: list[TimedValue], at: int) -> bool
 
     if not is_bad(at):
         return False
-    if bound.need > 1:
-        since_s = samples[at][0] - _count_s(rule, bound)
-        window = range(max(0, at - bound.of + 1), at + 1)
-        if sum(samples[n][0] >= since_s and is_bad(n) for n in window) < bound.need:
-            return False
+    if bound.need > 1 and not _are_enough(rule, bound, samples, at, is_bad):
+        return False
     return _lasted(rule, bound.for_s, samples, at, is_bad)
+
+
+def _are_enough(
+    rule: Rule, bound: Bound, samples: list[TimedValue], at: int, is_bad: Callable[[int], bool]
+) -> bool:
+    """Return True if enough of the newest samples up to the one at `at` are bad, however slowly they come.
+
+    If they take more than twice as long as without late samples, one more must be bad: one before a restart
+    of the driver and one after it show nothing, because the agent may not have watched in between.
+    """
+    first = max(0, at - bound.of + 1)
+    bad = [n for n in range(first, at + 1) if is_bad(n)]
+    if len(bad) < bound.need:
+        return False
+    since_s = samples[at][0] - 2 * bound.of * rule.period_s if rule.period_s else -inf
+    if samples[bad[-bound.need]][0] >= since_s:
+        return True
+    return len(bad) + (first > 0 and is_bad(first - 1)) > bound.need
 
 
 def _lasted(
@@ -273,11 +288,6 @@ def _lasted(
 def _longest_gap_s(rule: Rule) -> float:
     """Return the longest time between two samples that counts; infinity for a check without a period."""
     return MOST_PERIODS * rule.period_s if rule.period_s else inf
-
-
-def _count_s(rule: Rule, bound: Bound) -> float:
-    """Return the greatest age of the samples that a bound counts: twice the age without late samples."""
-    return 2 * bound.of * rule.period_s if rule.period_s else inf
 
 
 def _over(rule: Rule, limit: float, samples: list[TimedValue], at: int) -> bool:

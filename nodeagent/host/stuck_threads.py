@@ -308,7 +308,12 @@ class StuckThreads:
             yield from self._judged("gpu_process_stuck", stuck, why, now_s)
 
     def left_out(self) -> tuple[Omission, ...]:
-        return tuple(Omission(check, why) for check, why in self._why.items() if why)
+        refused = UNKNOWN.partition("{")[0]  # only a privilege, and not time, shows it
+        return tuple(
+            Omission(check, why, is_open=not why.startswith(refused))
+            for check, why in self._why.items()
+            if why
+        )
 
     def _judged(
         self, check: str, stuck: Mapping[ThreadKey, Suspect], why: str, now_s: float

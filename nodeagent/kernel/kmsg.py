@@ -24,7 +24,7 @@ from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.kernel.line_reader import LinePatterns, LineReader, LostRecords
 from nodeagent.model import Observation
 from nodeagent.sensing.clock import Clock
-from nodeagent.sensing.sensor import WAIT_S, Unavailable
+from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 
 MAX_FIELDS = 16  # the kernel itself writes two: SUBSYSTEM and DEVICE
 # The facility of the kernel's own records. Records that programs write to /dev/kmsg always get another one.
@@ -144,6 +144,8 @@ class KmsgSensor:
         self._sightings = LineReader(lines, self.name)
         here = cursor is not None and cursor.boot_id == clock.anchor.boot_id
         self._seq = cursor.seq if cursor is not None and here else None
+        self._was_watched = cursor is not None  # an agent has read the log before, perhaps in another boot
+        self._overwritten = 0  # records of this boot from before the first agent
         self._fd: int | None = None
         self._losses = LostRecords(clock, self.name, "the kernel overwrote records before they were read")
 
@@ -156,6 +158,14 @@ class KmsgSensor:
     def lost(self) -> int:
         """The number of records lost since the sensor was created."""
         return self._losses.count
+
+    def left_out(self) -> tuple[Omission, ...]:
+        """Return what the kernel had overwritten before an agent first read the log of this node."""
+        count = self._overwritten
+        if not count:
+            return ()
+        why = f"the kernel had overwritten the first {count} records of this boot before they were first read"
+        return (Omission(f"sensor/{self.name}", why),)
 
     def open(self) -> None:
         self.close()
@@ -223,9 +233,17 @@ class KmsgSensor:
             found += self._sightings.read(one.text, at_s)
 
     def _advance_to(self, seq: int) -> bool:
-        """Count the records missing before a record. Return False if it has been read before."""
+        """Count the records missing before a record. Return False if it has been read before.
+
+        The first record of a boot has the number 0. What was overwritten before the first start of an agent
+        is no loss, because nobody has vouched for that time.
+        """
         before = self._seq
         if before is None:
+            if self._was_watched:
+                self._losses.count += seq
+            else:
+                self._overwritten = seq
             self._seq = seq
             return True
         if seq <= before:

@@ -140,7 +140,7 @@ class NvmlEventSet:
         """Register a GPU, or note why NVML does not report its Xids. Raises DriverGone."""
         self._progress.mark("nvmlDeviceRegisterEvents", gpu.pci)
         self._unseen.pop(gpu.pci, None)
-        code = library.NOT_SUPPORTED
+        code, is_open = int(library.NOT_SUPPORTED), False
         try:
             wanted = WANTED_EVENTS & _supported(gpu.handle)
             if wanted:
@@ -152,9 +152,10 @@ class NvmlEventSet:
             code = int(error.value)
             if code in library.DRIVER_GONE:
                 raise library.driver_gone(code, "nvmlDeviceRegisterEvents") from None
-            if code not in _FINAL:
+            if is_open := code not in _FINAL:
                 self._to_repeat.append(gpu)
-        self._unseen[gpu.pci] = Omission(gpu.entity, f"its Xids are not reported: {library.name(code)}")
+        why = f"its Xids are not reported: {library.name(code)}"
+        self._unseen[gpu.pci] = Omission(gpu.entity, why, is_open)
 
 
 def _supported(handle: Any) -> int:

@@ -132,7 +132,7 @@ class Rule:
     of_gpus: bool = False  # about the GPUs or their driver, although the entity is the node or the agent
     meaning: Meaning | None = None  # for an event check with only one code
     # Derived once, because it is needed for each sample: the longest time that a bound or a state must last,
-    # and the most samples that a bound counts.
+    # and the most samples that a bound counts, which may be one more after a gap.
     longest_s: float = field(init=False, compare=False, repr=False)
     most_samples: int = field(init=False, compare=False, repr=False)
 
@@ -140,7 +140,9 @@ class Rule:
         bounds = [each for each in (self.degraded, self.unhealthy) if each]
         waits = [each.for_s for each in bounds] + [state.for_s for state in self.states.values()]
         object.__setattr__(self, "longest_s", max(waits, default=0.0))
-        object.__setattr__(self, "most_samples", max([1, *(each.of for each in bounds)]))
+        more = 1 if self.period_s else 0
+        counted = [each.of + more for each in bounds if each.need > 1]
+        object.__setattr__(self, "most_samples", max([1, *counted]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,3 +55,4 @@ class Omission:
 
     what: str  # a check, or an entity
     why: str
+    is_open: bool = False  # it may be resolved in time, so a short run has not evaluated it

@@ -8,7 +8,18 @@ from typing import Any
 from holdfast.node_report import SCHEMA
 from nodeagent.agent.agent import MEMORY, Published, Released
 from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
-from nodeagent.model import DRIVER, NODE, Action, HealthFinding, HealthVerdict, Level, word
+from nodeagent.model import (
+    DRIVER,
+    ENTITY_KINDS,
+    NODE,
+    Action,
+    HealthFinding,
+    HealthVerdict,
+    Level,
+    kind_of,
+    word,
+)
+from nodeagent.sensing.sensor import Omission
 
 
 def health_report(published: Published, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,14 +69,20 @@ def check_report(
     """Return `health_report` for a short run, which must not report unjudged checks as healthy.
 
     `undecided` lists the checks that could not be decided in the run (`open_questions`: entity, check, why),
-    why a saved state could not be read (`unread`), and the sensors that are blind. If it is not empty, an
-    otherwise healthy node has the level `unknown`; with `allow_blind`, blind sensors do not count. `for_s` is
-    the duration of the run.
+    what the sensors have left out so far but may still see, why a saved state could not be read (`unread`),
+    and the sensors that are blind. If it is not empty, an otherwise healthy node has the level `unknown`;
+    with `allow_blind`, blind sensors do not count. `for_s` is the duration of the run.
     """
     found = health_report(published, about)
     undecided = [
         *_unread(unread),
         *({"entity": e, "check": c, "why": why} for e, c, why in open_questions),
+        *(
+            _open_omission(omission)
+            for each in published.sensors
+            for omission in each.left_out
+            if omission.is_open
+        ),
     ]
     blind = [
         {"entity": f"sensor/{each.name}", "check": "", "why": _why_blind(each, for_s)}
@@ -91,6 +108,12 @@ def watch_report(published: Published, about: Mapping[str, Any], unread: Sequenc
     """
     found = health_report(published, about)
     return {**found, "level": _level(published, bool(unread)), "undecided": _unread(unread)}
+
+
+def _open_omission(omission: Omission) -> dict[str, str]:
+    is_entity = kind_of(omission.what) in ENTITY_KINDS
+    entity, check = (omission.what, "") if is_entity else (NODE, omission.what)
+    return {"entity": entity, "check": check, "why": omission.why}
 
 
 def _unread(whys: Iterable[str]) -> list[dict[str, str]]:

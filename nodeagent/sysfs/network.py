@@ -97,7 +97,7 @@ class NetworkInterfaces:
         if not self._unread:
             return ()
         why = f"{self._unread} interfaces have not been read yet: {MAX_INTERFACES} are read at a time"
-        return (Omission("net_down", why),)
+        return (Omission("net_down", why, is_open=True),)
 
     def remembered(self) -> list[Any]:
         """Return the interfaces that were up, as JSON."""

@@ -19,7 +19,7 @@ from nodeagent.agent.sensor_threads import SensorStatus
 from nodeagent.cli import assembly, options, signals
 from nodeagent.cli import commands as node_commands
 from nodeagent.cli.commands import COMMANDS, HARD_STOP_S, TESTS
-from nodeagent.evaluation import bursts, events, growth, quotas, retention, samples
+from nodeagent.evaluation import bursts, company, events, quotas, retention, samples
 from nodeagent.evaluation.evaluator import verdicts
 from nodeagent.host import stuck_threads
 from nodeagent.model import Action, HealthFinding, Level, word
@@ -216,7 +216,7 @@ def test_every_key_of_a_policy_file_is_in_the_page() -> None:
         f"{quotas.MAX_EVENTS // quotas.LOST_SHARE} of {quotas.MAX_EVENTS}",
         f"has left the node for {retention.DEPARTED_S / 86400:g} days",
         f"arrives more than {events.AFTER_S:g} s after the code",
-        f"within {growth.TOGETHER_S:g} s of the growth",
+        f"within {company.TOGETHER_S:g} s of the growth",
         f"{inbox.MAX_EVENTS} events and {inbox.MAX_SAMPLES} samples",
         f"A policy file may have {overriding.MAX_CHARACTERS} characters",
         f"at most {metrics.MAX_ENTITIES} entities",

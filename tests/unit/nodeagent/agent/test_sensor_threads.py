@@ -6,22 +6,26 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from nodeagent.agent import sensor_threads
 from nodeagent.agent.inbox import Inbox
+from nodeagent.agent.pauses import LoopPauses
 from nodeagent.agent.sensor_threads import (
     NOT_YET,
     FittedSensor,
     SensorStatus,
     SensorThread,
+    slow_sensors,
     stuck_calls,
     xids_are_unseen,
 )
 from nodeagent.model import Observation
 from nodeagent.policy.loading import shipped
 from nodeagent.sensing.progress import CallProgress
+from nodeagent.sensing.sensor import Omission
 
 PATIENCE_S = 20.0
 LONG_S = 90.0
@@ -187,3 +191,120 @@ def test_a_mark_of_an_earlier_call_says_nothing_about_this_one() -> None:
     with in_a_long_call(sensor) as watched:
         (seen,) = stuck_calls([watched], [watched.status()], set(), 5.0)
         assert (seen.value >= LONG_S, seen.text) == (True, "")
+
+
+# -- slow sweeps
+
+
+def read_for(watched: SensorThread, *durations_s: float) -> SensorStatus:
+    watched._sees, watched._why = True, ""
+    for each in durations_s:
+        watched._note_duration(each)
+    return watched.status()
+
+
+@pytest.mark.parametrize(
+    ("durations_s", "is_slow"),
+    [
+        ((), None),
+        ((2.9,), False),
+        ((3.1,), None),
+        ((3.1, 3.1), None),
+        ((9.0, 9.0, 9.0), True),
+        ((9.0, 9.0, 0.1, 9.0), None),
+        ((9.0, 9.0, 9.0, 0.1), False),
+    ],
+)
+def test_a_sensor_whose_sweeps_take_more_than_three_periods_three_times_in_a_row_is_slow(
+    durations_s: tuple[float, ...], is_slow: bool | None
+) -> None:
+    status = read_for(SensorThread(FittedSensor(Blocking()), Inbox(shipped()), lambda: 1.0), *durations_s)
+    assert (status.is_slow, status.sees) == (is_slow, is_slow is not True)
+    assert ("took more than 3 s, the last one 9 s" in status.why) is (is_slow is True)
+
+
+def test_a_slow_sensor_is_reported_once_and_again_when_it_is_known_to_be_in_time() -> None:
+    watched, reported = SensorThread(FittedSensor(Blocking()), Inbox(shipped()), lambda: 1.0), set[str]()
+
+    def seen(*durations_s: float) -> list[float]:
+        return [each.value for each in slow_sensors([read_for(watched, *durations_s)], reported, 1.0)]
+
+    assert [seen(), seen(9.0, 9.0), seen(9.0), seen(9.0), seen(0.1), seen(0.1)] == [
+        [],
+        [],
+        [1.0],
+        [],
+        [0.0],
+        [],
+    ]
+    after_restart = {"blocking"}
+    watched = SensorThread(FittedSensor(Blocking()), Inbox(shipped()), lambda: 1.0)
+    assert list(slow_sensors([watched.status()], after_restart, 1.0)) == []
+    assert [each.value for each in slow_sensors([read_for(watched, 0.1)], after_restart, 1.0)] == [0.0]
+
+
+def test_a_slow_disk_of_the_state_or_a_sensor_that_waits_for_events_is_no_slow_sensor() -> None:
+    waits = Blocking()
+    waits.period_s = 0.0
+    for fitted in (FittedSensor(Blocking(), reads_state=True), FittedSensor(waits)):
+        watched = SensorThread(fitted, Inbox(shipped()), lambda: 1.0)
+        assert read_for(watched, 90.0, 90.0, 90.0).is_slow is False
+
+
+# -- an agent that did not run
+
+
+def test_time_in_which_the_agent_did_not_run_is_no_time_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = LoopPauses(2.5)
+    watched = SensorThread(FittedSensor(Blocking()), Inbox(shipped()), lambda: 1.0, pauses=pauses)
+    now = 1000.0
+    monkeypatch.setattr(sensor_threads.time, "monotonic", lambda: now)
+    pauses.note_cycle(now)
+    watched._began = now + 0.5
+    now += 70.0
+    pauses.note_cycle(now)
+    assert list(stuck_calls([watched], [watched.status()], set(), 1.0)) == []
+    for _ in range(30):  # the driver really hangs
+        now += 2.5
+        pauses.note_cycle(now)
+    [found] = stuck_calls([watched], [watched.status()], set(), 1.0)
+    assert (found.check, found.value) == ("sensor_stuck", pytest.approx(77.0))
+    watched._began = 0.0
+    watched._read_s = 0.0
+    watched._note_duration(147.0)
+    assert watched._slow_reads == 1, "75 s of it were the sensor's"
+
+
+def test_a_loop_that_is_a_little_late_has_run() -> None:
+    pauses = LoopPauses(2.5)
+    for now in (0.0, 2.5, 7.0, 12.0):
+        pauses.note_cycle(now)
+    assert pauses.within_s(0.0, 12.0) == 0.0
+    pauses.note_cycle(112.0)
+    assert pauses.within_s(0.0, 200.0) == 97.5
+    assert pauses.within_s(20.0, 60.0) == 40.0
+
+
+# -- Xids that no sensor sees
+
+
+def events_without(*gpus: str) -> SensorStatus:
+    left_out = tuple(Omission(each, "its Xids are not reported: NOT_SUPPORTED") for each in gpus)
+    return SensorStatus("nvml-events", True, "", 1, 1, 0.0, False, left_out)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ((events_without(),), False),
+        ((events_without("gpu/0000:3b:00.0"),), True),
+        ((events_without("xid"),), True),
+        ((events_without("gpu/0000:3b:00.0"), SEES), False),
+        ((events_without("gpu/0000:3b:00.0"), replace(BLIND, name="kmsg")), True),
+        ((events_without("gpu/0000:3b:00.0"), replace(BLIND, name="kmsg", why=NOT_YET)), None),
+    ],
+)
+def test_xids_are_unseen_if_no_sensor_sees_those_of_one_gpu(
+    statuses: tuple[SensorStatus, ...], expected: bool | None
+) -> None:
+    assert xids_are_unseen(statuses) is expected

@@ -20,7 +20,7 @@ from nodeagent.evaluation.bursts import (
     thinned_marks,
     union_bursts,
 )
-from nodeagent.evaluation.events import all_overridden, driver_verdict, sends_verdict
+from nodeagent.evaluation.events import driver_verdict, sends_verdict
 from nodeagent.model import Action, Level
 from tests.unit.nodeagent.evaluation.world import POLICY, REBOOT, RESET, meaning, xid
 
@@ -164,8 +164,6 @@ def test_a_verdict_concerns_a_burst_from_two_seconds_before_it_to_ten_seconds_af
     verdicts = {"reset_gpu": EventBursts([(first_s, last_s)])}
     found = driver_verdict((100, 110), verdicts, POLICY, meaning(Level.DEGRADED, Action.NONE))
     assert (found and (found.meaning.level, found.meaning.action)) == (RESET if taken else None)
-    overridden = [(meaning(Level.DEGRADED, Action.NONE, overridden=True), [(100.0, 110.0)])]
-    assert all_overridden((first_s, last_s), overridden) is taken
 
 
 @pytest.mark.parametrize(
@@ -192,19 +190,6 @@ def test_the_newest_verdict_counts_but_none_does_not_and_an_earlier_one_only_if_
     made = {name: EventBursts(spans) for name, spans in verdicts.items()}
     found = driver_verdict((100, 100), made, POLICY, meaning(*RESET))
     assert (found and (found.meaning.level, found.meaning.action)) == expected
-
-
-def test_a_verdict_concerns_only_overridden_codes_if_every_code_with_it_is_overridden() -> None:
-    mine = meaning(Level.DEGRADED, Action.NONE, overridden=True)
-    table = meaning(Level.UNHEALTHY, Action.RESET_GPU)
-    now: list[Burst] = [(0.0, 0.0), (100.0, 100.0)]
-    long_ago: list[Burst] = [(0.0, 0.0)]
-    verdict = (100.0, 100.0)
-    assert all_overridden(verdict, [(mine, now), (mine, now)]) is True
-    assert all_overridden(verdict, [(mine, now), (table, long_ago)]) is True
-    assert all_overridden(verdict, [(mine, now), (table, now)]) is False
-    assert all_overridden(verdict, [(mine, long_ago)]) is False
-    assert all_overridden(verdict, []) is False
 
 
 @pytest.mark.parametrize(

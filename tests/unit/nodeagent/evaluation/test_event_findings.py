@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.evaluation.bursts import EventBursts, TimeOff
 from nodeagent.evaluation.events import EndMarks, event_finding
+from nodeagent.evaluation.samples import LATE_S
 from nodeagent.model import Action, HealthFinding, Level
 from nodeagent.policy.loading import shipped
 from nodeagent.policy.rules import Clears, HealthPolicy, Recurs, Rule, RuleKind
@@ -400,7 +401,7 @@ REPLACE = (Level.UNHEALTHY, Action.REPLACE)
 def test_a_fault_recurs_only_after_its_remedy_or_a_long_silence(
     at_s: list[float], marks: EndMarks, level_and_action: tuple[Level, Action]
 ) -> None:
-    found, _ = event(79, at_s, at_s[-1] + 1, marks=marks)
+    found, _ = event(79, at_s, at_s[-1] + LATE_S, marks=marks)
     assert found is not None
     assert (found.level, found.action) == level_and_action
 

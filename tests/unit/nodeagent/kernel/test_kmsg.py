@@ -83,6 +83,32 @@ def test_the_cursor_of_another_boot_is_ignored(log: Log) -> None:
     assert len(events(sensor(log, KmsgCursor("another", 100)).read())) == 1
 
 
+def test_records_that_were_overwritten_before_the_first_read_of_a_boot_are_lost(log: Log) -> None:
+    log.write(raw(5000), raw(5001))
+    reader = sensor(log, KmsgCursor("another", 777))
+    reader.read()
+    assert (reader.lost, reader.left_out()) == (5000, ())
+
+
+def test_records_from_before_the_first_start_are_no_loss_but_are_left_out(log: Log) -> None:
+    reader = sensor(log)
+    assert reader.left_out() == ()
+    log.write(raw(5000), raw(5001), raw(5003))
+    reader.read()
+    assert reader.lost == 1
+    [found] = reader.left_out()
+    assert (found.what, found.is_open) == ("sensor/kmsg", False)
+    assert "the first 5000 records of this boot" in found.why
+
+
+def test_nothing_is_lost_if_the_log_of_a_boot_is_read_from_its_start(log: Log) -> None:
+    for cursor in (None, KmsgCursor("another", 777)):
+        reader = sensor(log, cursor)
+        log.write(raw(0), raw(1))
+        reader.read()
+        assert (reader.lost, reader.left_out()) == (0, ())
+
+
 def test_before_the_first_record_there_is_no_cursor(log: Log) -> None:
     reader = sensor(log)
     assert reader.cursor is None

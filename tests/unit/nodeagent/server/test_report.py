@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nodeagent.agent.agent import Published
 from nodeagent.agent.sensor_threads import NOT_YET, SensorStatus
 from nodeagent.cli import rendering
 from nodeagent.evaluation.evaluator import verdicts
+from nodeagent.sensing.sensor import Omission
 from nodeagent.server import report
 
 OPERATOR = SensorStatus("operator", True, "", 9, 0, 0.0, False)
@@ -69,4 +72,19 @@ def test_what_was_not_judged_is_a_table() -> None:
     assert lines[at + 1 : at + 3] == [
         "unknown    driver nvml   not yet",
         "unknown    sensor/sysfs  it is not mounted",
+    ]
+
+
+def test_what_a_sensor_may_still_see_is_undecided_and_what_it_never_sees_is_only_left_out() -> None:
+    asleep = Omission("uninterruptible", "a thread is asleep", is_open=True)
+    busy = Omission("gpu/0000:3b:00.0", "its Xids are not reported: TIMEOUT", is_open=True)
+    never = Omission("aer", "the kernel has no counters")
+    sensor = replace(HOST, left_out=(asleep, busy, never))
+    assert checked(replace(HOST, left_out=(never,))) == ("healthy", [])
+    for allow_blind in (False, True):
+        assert checked(sensor, allow_blind=allow_blind) == ("unknown", [asleep.why, busy.why])
+    found = report.check_report(Published(1.0, verdicts([], ["node"]), (sensor,)), {}, (), 2.0)
+    assert [(each["entity"], each["check"]) for each in found["undecided"]] == [
+        ("node", "uninterruptible"),
+        ("gpu/0000:3b:00.0", ""),
     ]

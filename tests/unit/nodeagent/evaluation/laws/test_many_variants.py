@@ -70,12 +70,12 @@ def test_what_no_longer_counts_towards_a_recurrence_is_counted_as_lost() -> None
 def test_what_a_recurrence_has_raised_is_not_lowered_by_variants_that_make_room() -> None:
     made = Evaluator(POLICY, 575)
     for n in range(5):
-        made.add(xid(149, 3700.0 * n, LINKS[0]))
-    raised = the_fault(made, 4 * 3700.0)
+        made.add(xid(149, 4000.0 * n, LINKS[0]))
+    raised = the_fault(made, 4 * 4000.0)
     assert (raised.level, raised.action) == SUPPORT
     for n in range(200):
-        made.add(xid(149, 15000.0 + n, LINKS[1 + n % (len(LINKS) - 1)]))
-    found = the_fault(restored(made), 15300.0)
+        made.add(xid(149, 16100.0 + n, LINKS[1 + n % (len(LINKS) - 1)]))
+    found = the_fault(restored(made), 16400.0)
     assert (found.level, found.action, found.since_s) == (*SUPPORT, 0.0)
     assert len({row[3] for row in made.dump()["events"]}) == MAX_VARIANTS
 

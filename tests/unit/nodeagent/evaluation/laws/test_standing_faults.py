@@ -16,6 +16,7 @@ from nodeagent.evaluation.evaluator import Evaluator
 from nodeagent.evaluation.events import EndMarks, standing
 from nodeagent.evaluation.evidence import LAST_SEEN
 from nodeagent.evaluation.retention import FORGET_S
+from nodeagent.evaluation.samples import LATE_S
 from nodeagent.kernel.nvidia_lines import parse_nvidia
 from nodeagent.model import Action, HealthFinding, Level, Observation
 from nodeagent.policy.loading import load, shipped
@@ -65,6 +66,33 @@ def test_a_further_fault_outside_the_window_does_not_end_what_its_recurrence_has
     seen = [xid(79, 0.0), xid(79, DAY_S), mark("boot", 2 * DAY_S), xid(79, 20 * DAY_S)]
     [found] = shown(*seen, mark("boot", 21 * DAY_S), now_s=22 * DAY_S)
     assert (found.level, found.action, found.since_s) == (*REPLACE, 0.0)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 100.0, 299.0, 400.0, 3000.0])
+@pytest.mark.parametrize("gap_s", [3601.0, 3700.0, 3899.0, 3901.0, 5000.0, 7000.0])
+def test_a_late_sign_that_breaks_a_silence_never_lowers_what_the_silence_has_shown(
+    gap_s: float, late_s: float
+) -> None:
+    """An hour of silence makes two faults of two signs. A sign within it may still arrive."""
+    signs = [gap_s - 3500.0, 3550.0, gap_s / 2]
+    for broken_by in (each for each in signs if 200.0 < each < min(3600.0, gap_s - 200.0)):
+        made, worst = Evaluator(SHIPPED, 575), HEALTHY
+        arrivals = sorted([(0.0, 0.0), (gap_s, gap_s), (broken_by + late_s, broken_by)])
+        for now_s, at_s in arrivals:
+            for asked_s in (now_s, now_s + 1.0, now_s + 299.0, now_s + 301.0):
+                if all(asked_s <= later or later <= now_s for later, _ in arrivals):
+                    made.add(xid(79, at_s))
+                    said_now = said_by(made, now_s=asked_s)
+                    assert said_now >= worst
+                    worst = said_now
+
+
+def test_a_silence_counts_once_no_sign_within_it_can_arrive_any_more() -> None:
+    made = Evaluator(SHIPPED, 575)
+    assert said_by(made, xid(79, 0.0), xid(79, 3700.0), now_s=3701.0) == REBOOT
+    assert made.until_s == 3700.0 + LATE_S
+    assert said_by(made, now_s=3700.0 + LATE_S) == REPLACE
+    assert said(xid(79, 0.0), xid(79, 3901.0), now_s=3902.0) == REPLACE, "no sign can break it any more"
 
 
 def booted(last_s: float, at_s: float) -> Observation:
@@ -646,6 +674,37 @@ def test_what_a_log_says_of_the_time_before_the_first_look_counts_from_that_look
     assert again.findings(11 * DAY_S) == made.findings(11 * DAY_S)
     [found] = shown(xid(95, 12 * DAY_S), now_s=12 * DAY_S, made=again)
     assert (found.level, found.since_s) == (Level.UNHEALTHY, 10 * DAY_S)
+
+
+@pytest.mark.parametrize("code", [79, 151, 167, 168, 169, 173])
+def test_a_fault_of_this_boot_that_only_a_boot_ends_has_not_been_remedied_before_the_first_look(
+    code: int,
+) -> None:
+    made = Evaluator(shipped(), 575)
+    made.begin(DAY_S)
+    fine = sample("recovery_action", DAY_S + 5, 0.0)
+    [found] = shown(xid(code, HOUR_S), fine, now_s=DAY_S + 6, made=made)
+    assert (found.level, found.action, found.lasting, found.since_s) == (*REBOOT, True, DAY_S)
+    assert not shown(mark("boot", 2 * DAY_S), now_s=2 * DAY_S + 601, made=made)
+    milder = (xid(79, HOUR_S), xid(154, HOUR_S + 1, "reset_gpu"))
+    made = Evaluator(shipped(), 575)
+    made.begin(DAY_S)
+    found = next(each for each in shown(*milder, fine, now_s=DAY_S + 6, made=made) if each.code == 79)
+    assert (found.level, found.action) == (Level.DEGRADED, Action.RESET_GPU), "a reset may have ended it"
+
+
+@pytest.mark.parametrize("code", [48, 64, 79, 95, 119])
+def test_after_the_loss_of_the_state_no_fault_in_the_log_is_taken_as_remedied(code: int) -> None:
+    lost = Evaluator(shipped(), 575)
+    lost.begin(DAY_S, knew_more=True)
+    fine = sample("recovery_action", DAY_S + 5, 0.0)
+    [before] = shown(xid(code, HOUR_S), fine, now_s=DAY_S + 6, made=lost)
+    again = Evaluator(shipped(), 575)
+    again.load(json.loads(json.dumps(lost.dump())))
+    again.begin(2 * DAY_S)
+    [after] = shown(now_s=30 * DAY_S, made=again)
+    for found in (before, after):
+        assert (found.level, found.lasting, found.since_s) == (Level.UNHEALTHY, True, DAY_S)
 
 
 def test_the_drivers_word_about_a_fault_from_before_the_first_look_is_kept_as_long_as_the_fault() -> None:

@@ -256,3 +256,30 @@ def test_an_action_outlives_the_samples_that_asked_for_it_until_another_state_ha
     assert action(*lost, *unknown, *slow) is Action.RESTART_APP
     ended: list[TimedValue] = [(4000.0, 0), (4020.0, 0)]
     assert action(*lost, *unknown, *ended, (4030.0, 2)) is Action.RESTART_APP, "another finding"
+
+
+@pytest.mark.parametrize("gap_s", [10.0, 29.0, 31.0, 130.0, 3600.0])
+@pytest.mark.parametrize(("need", "of"), [(2, 2), (3, 3), (3, 4), (2, 5)])
+def test_a_fault_that_stands_is_found_however_slowly_its_samples_come(
+    gap_s: float, need: int, of: int
+) -> None:
+    rule = Rule("slow", RuleKind.LEVEL, "slow", "test", period_s=10, unhealthy=Bound(5, need=need, of=of))
+    series, found = SampleSeries([]), []
+    for n in range(2 * of + 3):
+        series.add(rule, (gap_s * n, 9.0))
+        series.fold(rule)
+        found.append(series.levels(rule)[1].active)
+    is_late = gap_s * (need - 1) > 2 * of * rule.period_s
+    assert found.index(True) == need - 1 + is_late
+    assert all(found[found.index(True) :])
+
+
+def test_one_bad_sample_before_a_gap_and_one_after_it_are_not_enough() -> None:
+    """A driver that is being loaded while the agent stops, and again when it starts."""
+    rule = Rule("slow", RuleKind.LEVEL, "slow", "test", period_s=10, unhealthy=Bound(5, need=2, of=2))
+    series = SampleSeries([])
+    for at_s, value in ((0.0, 0.0), (10.0, 9.0), (3600.0, 9.0), (3610.0, 0.0), (3620.0, 9.0)):
+        series.add(rule, (at_s, value))
+        assert not series.levels(rule)[1].active
+    series.add(rule, (3630.0, 9.0))
+    assert series.levels(rule)[1].active

@@ -6,6 +6,7 @@ from nodeagent.cli.assembly import policy_for_short_look
 from nodeagent.evaluation import samples
 from nodeagent.evaluation import samples as judging
 from nodeagent.evaluation.evaluator import Evaluator
+from nodeagent.host.stuck_threads import StuckThreads
 from nodeagent.model import Level, Observation
 from nodeagent.policy import loading
 from nodeagent.policy.rules import RuleKind
@@ -63,10 +64,10 @@ def test_checks_not_sampled_in_this_run_are_not_undecided() -> None:
     assert list(evaluator.undecided(10.5)) == []
 
 
-def test_a_short_run_reads_counters_sooner_and_keeps_every_limit() -> None:
+def test_a_short_run_reads_counters_and_stuck_threads_sooner_and_keeps_every_limit() -> None:
     usual, quick = loading.load().rules, policy_for_short_look(loading.load(), 2.0, promised=()).rules
     for name, rule in usual.items():
-        if rule.kind is RuleKind.RATE and rule.period_s:
+        if rule.period_s and (rule.kind is RuleKind.RATE or name in StuckThreads.checks):
             assert quick[name].period_s < 1.0
         else:
             assert quick[name] == rule
