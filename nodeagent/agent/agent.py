@@ -21,7 +21,6 @@ from nodeagent.agent.claim import Claim
 from nodeagent.agent.clean_time import CleanTime
 from nodeagent.agent.inbox import Inbox
 from nodeagent.agent.missed import MissedObservations
-from nodeagent.agent.pauses import LoopPauses
 from nodeagent.agent.policy_file import PolicyFile, PolicyInForce
 from nodeagent.agent.recent_faults import RecentFaults
 from nodeagent.agent.saved_state import SavedState
@@ -42,6 +41,7 @@ from nodeagent.kernel.line_reader import LostRecords
 from nodeagent.model import NODE, STATE_LOST, HealthFinding, HealthVerdict, Observation, kind_of
 from nodeagent.policy.rules import HealthPolicy
 from nodeagent.sensing.clock import Clock
+from nodeagent.sensing.pauses import LoopPauses
 from nodeagent.sensing.sensor import WAIT_S
 
 LOOK_S = WAIT_S  # the longest time between two cycles; sensors that wait for events also wake up this often

@@ -10,9 +10,9 @@ from typing import Any
 
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
-from nodeagent.agent.pauses import LoopPauses
 from nodeagent.evaluation.samples import MOST_PERIODS
 from nodeagent.model import Observation, kind_of
+from nodeagent.sensing.pauses import LoopPauses
 from nodeagent.sensing.progress import CallProgress, MarksProgress
 from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor, Unavailable
 

@@ -12,7 +12,6 @@ import pytest
 
 from nodeagent.agent import sensor_threads
 from nodeagent.agent.inbox import Inbox
-from nodeagent.agent.pauses import LoopPauses
 from nodeagent.agent.sensor_threads import (
     NOT_YET,
     FittedSensor,
@@ -24,6 +23,7 @@ from nodeagent.agent.sensor_threads import (
 )
 from nodeagent.model import Observation
 from nodeagent.policy.loading import shipped
+from nodeagent.sensing.pauses import LoopPauses
 from nodeagent.sensing.progress import CallProgress
 from nodeagent.sensing.sensor import Omission
 
