@@ -153,10 +153,11 @@ def _none(target: str, found: Sequence[str], judged: Sequence[object], good: str
 
 def _weights(outcome: ChaosOutcome) -> Verdict:
     target = "weights, optimizer, random states of all ranks equal those of an undisturbed run"
-    differ = [each.name for each in outcome.jobs if not is_equal(each.digests, outcome.reference)]
-    return Verdict(
-        target, f"differ: {', '.join(differ)}" if differ else "equal", not differ if outcome.jobs else None
-    )
+    others = [each for each in outcome.jobs if not is_equal(each.digests, outcome.reference)]
+    unread = ", ".join(each.name for each in others if each.digests is None)
+    differ = ", ".join(each.name for each in others if each.digests is not None)
+    found = "; ".join([f"differ: {differ}"] * bool(differ) + [f"not compared: {unread}"] * bool(unread))
+    return Verdict(target, found or "equal", not others if outcome.jobs else None)
 
 
 def is_equal(found: Mapping[str, Any] | None, reference: Mapping[str, Any] | None) -> bool:
