@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from statistics import median_high, median_low
 
 from supervisor.nodes.node_objects import KnownNode, parsed_report
@@ -86,26 +85,17 @@ def clock_error(ahead_s: Sequence[float], before: ClockError) -> ClockError:
     return ClockError(corrected_s, f"{text}, whose time is used: set the clock of the supervisor's node")
 
 
-def timestamp_s(text: str) -> float:
-    """Return a time of the API in seconds since 1970. Raises `ValueError`."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def _ahead_s(report_at: str, wall_s: float | None) -> float | None:
-    try:
-        return None if wall_s is None else wall_s - timestamp_s(report_at)
-    except (ValueError, OverflowError):
-        return None
-
-
 class AgentReports:
     """The reports of all nodes. `now_s` is a time on a clock that is never set back."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Heard] = {}
 
-    def note(self, node: KnownNode, now_s: float, wall_s: float | None = None) -> None:
-        """Record the current state of a node. `wall_s` is now on this process's wall clock."""
+    def note(self, node: KnownNode, now_s: float, ahead_s: float | None = None) -> None:
+        """Record the current state of a node.
+
+        `ahead_s` is the time since the agent wrote its report, by the clocks of this process and the node.
+        """
         heard = self._nodes.get(node.name)
         if heard is None or heard.uid != node.uid:
             machine = Machine(node.boot_id, node.machine_id)
@@ -122,7 +112,7 @@ class AgentReports:
         text = (node.report, node.report_at)
         if node.report is not None and text != heard.text:
             heard.text, heard.known, heard.heard_s = text, None, now_s
-            heard.ahead_s = _ahead_s(node.report_at, wall_s)
+            heard.ahead_s = ahead_s
             _receive(heard, node.name, node.report, now_s)
 
     def forget(self, name: str) -> None:

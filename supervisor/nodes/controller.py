@@ -25,7 +25,7 @@ from supervisor.kubernetes.leadership import sent_within
 from supervisor.kubernetes.lease import LEASES
 from supervisor.kubernetes.watch import Mirror, ObjectName
 from supervisor.nodes import agent_reports, drain, node_objects, patches, settings
-from supervisor.nodes.agent_reports import AgentReports, ClockError, timestamp_s
+from supervisor.nodes.agent_reports import AgentReports, ClockError
 from supervisor.nodes.announcements import Announcer
 from supervisor.nodes.drain import OtherPod
 from supervisor.nodes.names import CONFIG, MANAGER
@@ -163,7 +163,8 @@ class QuarantineController:
         if old is not None and old.uid == new.uid and _is_older(new.view.version, old.view.version):
             return
         self._known[new.name] = new
-        self._reports.note(new, asyncio.get_running_loop().time(), self._wall())
+        ahead_s = _since_s(new.report_at, self._wall())
+        self._reports.note(new, asyncio.get_running_loop().time(), ahead_s)
 
     def _note_verdict(self, name: str) -> bool:
         """Note a node's verdict. Return True if other members may have to move now."""
@@ -356,7 +357,7 @@ class QuarantineController:
         lease = await self._asked(pod_layout.SUPERVISOR_LEASE, request)
         created = (lease or {}).get("metadata", {}).get("creationTimestamp")
         if created:
-            self._installed_s = timestamp_s(str(created))
+            self._installed_s = _timestamp_s(str(created))
 
     def _due_s(self, found: NodePlan) -> float:
         """Return how many seconds to wait before planning again, if nothing happens."""
@@ -523,10 +524,23 @@ class QuarantineController:
         return others
 
 
+def _timestamp_s(text: str) -> float:
+    """Return a time of the API in seconds since 1970. Raises `ValueError`."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _since_s(text: str, wall_s: float) -> float | None:
+    """Return how long ago a time was, negative if it is in the future; None if it is unknown."""
+    try:
+        return wall_s - _timestamp_s(text)
+    except (ValueError, OverflowError):
+        return None
+
+
 def _age_s(times: Sequence[str], wall_s: float) -> float:
     """Return how long ago the first of these times was; 0.0 if it is in the future, or if one is unknown."""
     try:
-        return max(0.0, wall_s - min(map(timestamp_s, times), default=wall_s))
+        return max(0.0, wall_s - min(map(_timestamp_s, times), default=wall_s))
     except (ValueError, OverflowError):
         return 0.0
 

@@ -19,6 +19,7 @@ from supervisor.quarantine.model import (
     PoolView,
     Release,
     Report,
+    Waiver,
 )
 from tests.unit.supervisor.node_views import (
     DAY_S,
@@ -150,9 +151,7 @@ def test_a_report_without_room_raises_an_alert_even_if_all_that_it_shows_is_waiv
     assert not hold.alert
 
 
-def _waiver(said: Report) -> object:
-    from supervisor.quarantine.model import Waiver
-
+def _waiver(said: Report) -> Waiver:
     return Waiver(evidence.keys(said.findings), NOW_S - 60.0, "b1")
 
 
