@@ -168,7 +168,7 @@ class Sidecar:
             looked_for=seen.generation if seen else 0,
             look=seen.looked if seen else 0,
             slots=slots,
-            room=self._memory.read(max(sizes, default=0)),
+            room=self._memory.read(max(sizes, default=0), calm=self._is_calm(state)),
             lag_s=round(lag_s, 6),
             lag_p99_s=round(lag_p99_s, 6),
             seals=self.sealer.seals,
@@ -191,6 +191,15 @@ class Sidecar:
             notes=(self.refused,) if self.refused else (),
             launcher_unreachable=self.observed.unreachable,
             **self._unreached(),
+        )
+
+    def _is_calm(self, state: LauncherState | None) -> bool:
+        """Return True if the ranks train and nothing has happened that may lead to a start of ranks."""
+        return (
+            state is not None
+            and self.may_spare_snapshots()
+            and not self.observed.stalls
+            and all(rank.state == "running" for rank in state.ranks)
         )
 
     def _unreached(self) -> dict[str, Any]:

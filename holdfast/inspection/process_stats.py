@@ -21,6 +21,7 @@ _DEVICES = tuple(
     f"/dev/{each}" for each in ("nvidia", "kfd", "dri", "dxg", "accel", "habana", "neuron", "infiniband")
 )
 _LIBRARIES = (b"/libmpi", b"/libmpich", b"/libucp.", b"/libucc.", b"/libfabric.", b"/libibverbs.")
+_STAT_BYTES = 96  # the beginning of /proc/PID/stat, which includes the longest name and the state
 _MAX_MAPS = 1 << 22  # how many bytes of /proc/PID/maps are read
 _MACHINE = platform.machine()
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -84,7 +85,7 @@ def is_stopped(pid: int) -> bool:
 
     This never blocks, because reading these files takes none of the process's locks.
     """
-    if _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] != "T":
+    if _read(f"/proc/{pid}/stat", _STAT_BYTES).rpartition(") ")[2][:1] != "T":
         return False
     return _number(_named(_read(f"/proc/{pid}/status")), "TracerPid") == 0
 
@@ -209,12 +210,19 @@ def _tasks(pid: int) -> list[str]:
         return []
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int = 1 << 16) -> str:
+    """Return at most `most` bytes of a file. Plain system calls, because every poll of a part reads files."""
+    found = b""
     try:
-        with open(path, "rb") as file:
-            return file.read(1 << 16).decode(errors="replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(found) < most and (more := os.read(descriptor, most - len(found))):
+                found += more
+        finally:
+            os.close(descriptor)
     except OSError:
         return ""
+    return found.decode(errors="replace")
 
 
 def _named(text: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _FLAGS, _EXIT_CODE = 6, 49  # indices of fields of /proc/PID/stat, where the state is field 0: proc(5)
+_STAT_BYTES = 4096  # /proc/PID/stat is shorter
 _EXITING = 0x4  # a bit in the flags: include/linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -131,10 +132,14 @@ def is_able(pid: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat, starting with the state; [] if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, _STAT_BYTES)
+        finally:
+            os.close(descriptor)
     except OSError:
         return []
-    return text[text.rindex(")") + 2 :].split()
+    return text[text.rindex(b")") + 2 :].decode().split()
 
 
 def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:

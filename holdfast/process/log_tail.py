@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ LINE_BYTES = 16 << 10  # a longer line is returned in pieces
 # Each poll lists this many of the latest folders, both by time and by number: the folders of the current and
 # the previous generation.
 HOT = 2
+SETTLED_S = 3.0  # the coarsest modification times of common file systems have a resolution of 2 s
+RELIST_S = 5.0  # the times of a network file system may come from a machine whose clock is wrong
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 _GENERATION = re.compile(r"gen-\d{1,9}")
 
@@ -41,7 +45,8 @@ class LogTails:
         self._logs = logs
         self._tails: dict[Path, _Tail] = {}
         self._newest: dict[int, _Tail] = {}  # by rank
-        self._modified: dict[Path, int] = {}  # by folder: its modification time when it was last listed
+        self._folders = _Listing(logs)
+        self._files: dict[Path, _Listing] = {}  # by folder of a generation
         if skip:
             self._find()
             for tail in self._tails.values():
@@ -58,7 +63,11 @@ class LogTails:
         todo = [t for t in self._tails.values() if t.behind or t.path.parent in hot]
         while todo and budget > 0:
             for tail in todo:
-                lines += self._catch_up(tail)
+                size = _size(tail.path)
+                if size == tail.offset:
+                    tail.behind = False
+                    continue
+                lines += self._catch_up(tail, size)
                 chunk = _read(tail, max(0, min(CHUNK_BYTES, budget)))
                 budget -= len(chunk)
                 lines += [(tail.rank, line) for line in _split(tail, chunk)]
@@ -86,29 +95,29 @@ class LogTails:
 
         Checking any other folder costs only a single stat.
         """
+        now_ns = time.time_ns()
         folders: list[tuple[int, Path]] = []
-        for entry in _entries(self._logs):
-            if _GENERATION.fullmatch(entry.name):
-                try:
-                    folders.append((entry.stat().st_mtime_ns, self._logs / entry.name))
-                except OSError:
-                    continue
+        for name, _ in self._folders.entries(now_ns, _modified_ns(self._logs)):
+            if _GENERATION.fullmatch(name):
+                modified_ns = _modified_ns(path := self._logs / name)
+                if modified_ns >= 0:
+                    folders.append((modified_ns, path))
         folders.sort()
         # Sort by number as well, because a newer folder has an older time if the wall clock was set back.
         numbered = sorted(folders, key=lambda each: int(each[1].name.removeprefix("gen-")))
         hot = {folder for _, folder in (*folders[-HOT:], *numbered[-HOT:])}
-        for modified, folder in folders:
-            if folder in hot or self._modified.get(folder) != modified:
-                self._modified[folder] = modified
-                self._list(folder)
+        for modified_ns, folder in folders:
+            listing = self._files.setdefault(folder, _Listing(folder))
+            if listing.is_old(now_ns, modified_ns, in_use=folder in hot):
+                self._list(folder, listing.entries(now_ns, modified_ns))
         return hot
 
-    def _list(self, folder: Path) -> None:
-        for entry in sorted(_entries(folder), key=lambda each: each.name):
-            match = _RANK.fullmatch(entry.name)
+    def _list(self, folder: Path, entries: Iterable[tuple[str, int]]) -> None:
+        for name, inode in sorted(entries):
+            match = _RANK.fullmatch(name)
             if match is None:
                 continue
-            path, inode = folder / entry.name, entry.inode()
+            path = folder / name
             known = self._tails.get(path)
             if known is None or known.inode != inode:
                 self._add(_Tail(path, inode, int(match[1]), held=known.held if known else b""))
@@ -121,9 +130,8 @@ class LogTails:
             before.over = True
         self._newest[tail.rank] = self._tails[tail.path] = tail
 
-    def _catch_up(self, tail: _Tail) -> list[tuple[int, str]]:
+    def _catch_up(self, tail: _Tail, size: int) -> list[tuple[int, str]]:
         """If more than `BEHIND_BYTES` are unread, skip most of them and return a line that says so."""
-        size = _size(tail.path)
         if size - tail.offset <= BEHIND_BYTES:
             return []
         skipped = size - POLL_BYTES - tail.offset
@@ -132,17 +140,52 @@ class LogTails:
         return [(tail.rank, f"[{skipped / 2**20:.0f} MiB not shown; the complete output is in logs/{where}]")]
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
+class _Listing:
+    """The names and inodes in a folder, which is listed again only after its modification time has changed.
+
+    A file system may give several changes the same time. A listing is therefore final only if the folder had
+    been unchanged for `SETTLED_S`, and a folder in use is listed again after `RELIST_S` in any case.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: list[tuple[str, int]] = []
+        self._modified_ns = -1  # the modification time before the listing; -1 if it may not be final
+        self._listed_ns = 0
+
+    def is_old(self, now_ns: int, modified_ns: int, *, in_use: bool = True) -> bool:
+        """Return True if the folder, now with the given modification time, must be listed again."""
+        is_late = in_use and abs(now_ns - self._listed_ns) >= RELIST_S * 1e9
+        return is_late or modified_ns != self._modified_ns
+
+    def entries(self, now_ns: int, modified_ns: int) -> list[tuple[str, int]]:
+        """Return the names and inodes, from the last listing unless it is old."""
+        if self.is_old(now_ns, modified_ns):
+            settled = 0 <= modified_ns < now_ns - SETTLED_S * 1e9
+            self._modified_ns, self._listed_ns = modified_ns if settled else -1, now_ns
+            self._entries = _names(self._folder)
+        return self._entries
+
+
+def _names(folder: Path) -> list[tuple[str, int]]:
     try:
-        with os.scandir(directory) as found:
-            return list(found)
+        with os.scandir(folder) as found:
+            return [(each.name, each.inode()) for each in found]
     except OSError:
         return []
 
 
+def _modified_ns(folder: Path) -> int:
+    """Return the modification time of a folder; -1 if it does not exist or cannot be read."""
+    try:
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116 - each poll does this
+    except OSError:
+        return -1
+
+
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size  # noqa: PTH116 - each poll does this
     except OSError:
         return 0
 
@@ -150,12 +193,14 @@ def _size(path: Path) -> int:
 def _read(tail: _Tail, most: int) -> bytes:
     """Return the next bytes of the file, and set `tail.behind`."""
     try:
-        with open(tail.path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+        descriptor = os.open(tail.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
             if size < tail.offset:
                 tail.offset = 0  # the file was truncated, so read it from the start
-            file.seek(tail.offset)
-            chunk = file.read(most)
+            chunk = os.pread(descriptor, most, tail.offset)
+        finally:
+            os.close(descriptor)
     except OSError:
         tail.behind = False
         return b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from concurrent import futures
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ class RunFollower:
         """
         if self._pending is None:
             self._pending, self._since_s = self._files.submit(self._read_all), now_s
-            wait([self._pending], SOON_S)
+            with suppress(futures.TimeoutError, OSError):
+                self._pending.exception(SOON_S)  # `wait` takes several times as long
         if not self._pending.done():
             return []
         reading, self._pending = self._pending.result(), None

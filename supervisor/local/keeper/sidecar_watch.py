@@ -36,19 +36,18 @@ class SidecarWatch:
         left alone if its launcher is stopped too, because the whole member or machine was stopped in that
         case.
         """
-        pids = {
-            m.sidecar.process.pid: m
-            for m in members
-            if m.sidecar is not None and not m.gone and not _is_frozen(m)
-        }
-        for pid in self._stops.later([pid for pid in pids if process_stats.is_stopped(pid)], now_s):
+        pids = {m.sidecar.process.pid: m for m in members if m.sidecar is not None and not m.gone}
+        stopped = [pid for pid, m in pids.items() if process_stats.is_stopped(pid) and not _is_frozen(m)]
+        for pid in self._stops.later(stopped, now_s):
             self._replace(pids[pid], "it is stopped")
         for pid, (cpu_s, at_s) in list(self._silent.items()):
             if now_s - at_s < IDLE_S:
                 continue
             del self._silent[pid]
             found = process_stats.sample(pid)
-            if pid in pids and found.state == "S" and not found.traced and found.cpu_s == cpu_s:
+            if pid not in pids or _is_frozen(pids[pid]):
+                continue
+            if found.state == "S" and not found.traced and found.cpu_s == cpu_s:
                 self._replace(pids[pid], "it sends no reports and uses no CPU time")
 
     def _replace(self, member: LocalMember, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Report removals from a folder immediately, through inotify.
+"""Report removals from a folder, and changes of permissions, immediately through inotify.
 
 Periodic checks find removals too, but a fault may occur before the next check. If inotify is
 unavailable or its limits are reached, removals are not reported, and no error is raised.
@@ -12,14 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_REMOVED = 0x0000_0200 | 0x0000_0400  # IN_DELETE, IN_DELETE_SELF: include/uapi/linux/inotify.h
+# IN_DELETE, IN_DELETE_SELF and IN_ATTRIB: include/uapi/linux/inotify.h
+_REMOVED = 0x0000_0200 | 0x0000_0400 | 0x0000_0004
 _OFFOLDERS = 0x0100_0000 | 0x0200_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
 _READ_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
 class RemovalWatcher:
-    """Watches folders for removals. `descriptor` is readable after a removal; it is -1 without inotify."""
+    """Watches folders for removals and changed permissions.
+
+    `descriptor` is readable after one of these. It is -1 without inotify.
+    """
 
     descriptor: int = -1
     _libc: ctypes.CDLL | None = field(default=None)

@@ -10,6 +10,9 @@ from supervisor.local.volume.removal_watcher import RemovalWatcher
 from supervisor.local.volume.volume_repair import VolumeRepair
 
 REPAIR_S = 0.25  # the interval between checks that the run's folder is complete
+# Between two complete checks, the folders are searched only if one of them has changed. So if inotify is
+# unavailable, the permissions of a file are restored after this time. All else is found at the next check.
+COMPLETE_S = 2.0
 
 
 class VolumeGuard:
@@ -20,7 +23,8 @@ class VolumeGuard:
         self.repair = VolumeRepair(runtime)
         self._removals = RemovalWatcher()
         self._say = say
-        self._repaired_s = 0.0  # when the folder was last checked
+        self._checked_s = 0.0  # when the folder was last checked
+        self._complete_s = -COMPLETE_S  # when everything in it was last checked
 
     @property
     def descriptor(self) -> int:
@@ -49,9 +53,12 @@ class VolumeGuard:
 
         Returns True if `VolumeRepair.error` has changed.
         """
-        if now_s - self._repaired_s < REPAIR_S:
+        if now_s - self._checked_s < REPAIR_S:
             return False
-        self._repaired_s = now_s
+        self._checked_s = now_s
+        if now_s - self._complete_s < COMPLETE_S and self.repair.is_unchanged():
+            return False
+        self._complete_s = now_s
         before = self.repair.error
         for line in self.repair.repair(now_s):
             self._say(line)

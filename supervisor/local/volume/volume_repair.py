@@ -20,6 +20,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,10 +32,14 @@ from supervisor.local.volume import memory_volume
 
 SPARED = 64  # descriptors that the process keeps available for other purposes
 LOG_GAP_S = 60.0  # the minimum time between two lines about restored files
+# The kernel gives all changes within a clock tick, of at most 10 ms, the same time. Only after this long does
+# the time of a folder's last change show that nothing has changed since.
+SETTLED_S = 0.1
 FAILURES = 3  # failures in a row before a report; the first can be due to a removal still in progress
 
 
 Identity: TypeAlias = "tuple[int, int]"  # device and inode
+_Change: TypeAlias = "tuple[int, int]"  # inode, and time of the last change in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class RepairedFolder:
     _files: dict[str, _File] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
     _folders: set[str] = field(default_factory=set)
+    # The last change of each folder at the last `restore`; empty if a later one may have the same time.
+    _changes: tuple[tuple[str, _Change], ...] = ()
 
     def restore(self) -> list[Path]:
         """Restore what was removed and return the restored paths. Open new files and close replaced ones.
@@ -61,6 +68,7 @@ class RepairedFolder:
         Raises:
             OSError: Not everything could be restored. The next call tries again.
         """
+        self._changes, before_ns = (), time.time_ns() - int(SETTLED_S * 1e9)
         if not _is_folder(self.folder):
             self._make_again()
             return [self.folder]
@@ -85,7 +93,17 @@ class RepairedFolder:
             back.append(name)
         for name, what in found.items():
             self._hold(name, what)
+        changes = [(path, _last_change(path)) for path in map(str, self.folders())]
+        known = tuple((path, last) for path, last in changes if last is not None and last[1] < before_ns)
+        self._changes = known if len(known) == len(changes) else ()
         return [self.folder / name for name in back]
+
+    def is_unchanged(self) -> bool:
+        """True if nothing was added, removed or replaced since the last `restore`.
+
+        This takes a system call for each folder. A change of a file's permissions is not noticed.
+        """
+        return bool(self._changes) and all(_last_change(path) == last for path, last in self._changes)
 
     def folders(self) -> list[Path]:
         """Return the folder and the subfolders that existed at the last `restore`."""
@@ -174,6 +192,15 @@ class RepairedFolder:
             raise
 
 
+def _last_change(folder: str) -> _Change | None:
+    """Return the identity of a folder, and when its entries or permissions changed; None if it is gone."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
 @dataclass(slots=True)
 class VolumeRepair:
     """Keeps a run's folder and its members' folders complete. All calls are made on one thread."""
@@ -229,6 +256,12 @@ class VolumeRepair:
             " content. systemd removes a user's files in /dev/shm at the last logout (RemoveIPC=yes in"
             " logind.conf): `loginctl enable-linger` prevents that"
         ]
+
+    def is_unchanged(self) -> bool:
+        """True if `repair` would find nothing to do, unless a file's permissions were changed."""
+        if self._failures or self._back or self._owner is None:
+            return False
+        return all(tree.is_unchanged() for tree in (self._root, *self._members.values()))
 
     def put_back(self) -> None:
         """Restore what was removed. The next `repair` reports it. Raises `OSError` on failure."""

@@ -43,10 +43,10 @@ def test_the_free_memory_of_a_container_is_limited_by_its_cgroup(
     here: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, limit: int
 ) -> None:
     allowed = None if left is None else CgroupLimit(left, 1 << 30)
-    monkeypatch.setattr("sidecar.state.memory_limits.cgroup_limit", lambda: allowed)
-    monkeypatch.setattr(
-        "sidecar.state.memory_limits._meminfo", lambda name, _: {"MemAvailable": 1 << 40, "SwapFree": 0}[name]
-    )
+    monkeypatch.setattr("sidecar.state.memory_limits.CgroupLimits.tightest", lambda _: allowed)
+    meminfo = here / "meminfo"
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {1 << 30} kB\nSwapFree:  0 kB\n")
+    monkeypatch.setattr("sidecar.state.memory_limits._MEMINFO", str(meminfo))
     found = memory_limits.measure(here, SIZE)
     assert found.limit_bytes == limit
     assert (found.available_bytes == left) == bool(limit)
@@ -92,4 +92,29 @@ def test_a_gauge_measures_again_only_after_a_while_or_for_a_new_state(tmp_path: 
     now_s += memory_limits.INTERVAL_S * 0.9
     again = gauge.read(SIZE + 1)
     now_s += memory_limits.INTERVAL_S
+    assert gauge.read(SIZE + 1, calm=True) is again, "the ranks train, and nothing depends on it"
     assert gauge.read(SIZE + 1) is not again
+    again = gauge.read(SIZE + 1, calm=True)
+    now_s += memory_limits.CALM_S
+    assert gauge.read(SIZE + 1, calm=True) is not again
+
+
+def test_a_gauge_notices_a_limit_that_its_cgroup_receives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 5.0
+    (tmp_path / "membership").write_text("0::/\n")
+    monkeypatch.setattr(
+        "sidecar.state.memory_limits.CgroupLimits.__init__.__defaults__",
+        (tmp_path / "membership", tmp_path),
+    )
+    for name, content in (("max", "max"), ("current", "5"), ("stat", "")):
+        (tmp_path / f"memory.{name}").write_text(content)
+    gauge = memory_limits.MemoryGauge(tmp_path, lambda: now_s)
+    assert gauge.read(SIZE).limit_bytes == 0
+    (tmp_path / "memory.max").write_text("1000")
+    now_s += memory_limits.SEARCH_S
+    assert gauge.read(SIZE).limit_bytes == 1000
+    (tmp_path / "memory.max").write_text("900")
+    now_s += memory_limits.INTERVAL_S
+    assert gauge.read(SIZE).limit_bytes == 900, "a known limit is read each time"
