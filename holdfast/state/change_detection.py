@@ -58,6 +58,23 @@ class _Walk:
     kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]
     lists: list[torch.Tensor]  # tensors of objects with more than `FEW` tensors; only versions are compared
     called: dict[str, Any]  # objects whose state_dict is called for each comparison
+    form: _Form | None  # where the walk found the tensors; None if only another walk can find them again
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The modules and optimizers of one walk, and what they held.
+
+    `objects` are compared by identity, which takes a tenth of the time of a walk.
+    """
+
+    modules: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+    averages: list[torch.nn.Module]
+    with_states: bool
+    names: list[str]
+    objects: list[Any]
+    marks: list[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +124,21 @@ class ChangeDetector:
         self.unseen: list[str] = []  # objects whose changes cannot be detected
 
     def footprint(self, step: int, walk: bool = False) -> Footprint:
-        """Return a footprint of the current state. With `walk`, first list the parameters again."""
+        """Return a footprint of the current state.
+
+        With `walk`, first search for parameters that were added or replaced, and list all again if there are
+        any.
+        """
         import torch
 
         known = self._walk
-        states = None if known is None or walk else self._states(known)
+        states = None if known is None else self._states(known)
         if known is not None and states is not None:
-            walk = _places(known.sampled) != known.sampled_places or self._replaced_tensors(states, step)
+            if walk:
+                walk, self._walked_states = not self._is_current(known), states
+            else:
+                walk = _places(known.sampled) != known.sampled_places
+                walk = walk or self._replaced_tensors(states, step)
         if known is None or states is None or walk:
             with torch.no_grad():
                 known = self._walk = self._walk_all()
@@ -254,18 +279,66 @@ class ChangeDetector:
             word for tensor in held if not self._elsewhere(tensor) for word in _word_views(tensor, each_has)
         ]
         names, tensors = [name for name, _ in named], [tensor for _, tensor in named]
-        lists, called = self._look_at_others(names)
+        lists, called, kinds = self._look_at_others()
+        names += kinds
         places = _places(tensors)
-        return _Walk(names, tensors, places, sampled, _places(sampled), held, words, kept, lists, called)
+        form = self._form()
+        places_sampled = _places(sampled)
+        return _Walk(names, tensors, places, sampled, places_sampled, held, words, kept, lists, called, form)
 
-    def _look_at_others(self, names: list[str]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    def _form(self) -> _Form | None:
+        """Return where the watched tensors are; None if a module decides itself what its parameters are."""
+        import torch
+
+        values = [capture.unwrap(value) for value in self._objects.values()]
+        tops = [value for value in values if isinstance(value, torch.nn.Module)]
+        modules = [each for top in tops for each in top.modules()]
+        if any(_enumerates_itself(each) for each in modules):
+            return None
+        optimizers = [
+            each for top in self._optimizers for each in (top, *capture.wrapped_optimizers(top).values())
+        ]
+        averages = [each for each in modules if capture.is_average_count(each, "n_averaged")]
+        return _Form(
+            modules,
+            optimizers,
+            averages,
+            not self._loose,
+            *_held(values, modules, optimizers, averages, not self._loose),
+        )
+
+    def _is_current(self, walk: _Walk) -> bool:
+        """Return whether another walk would find the same tensors at the same addresses."""
+        form = walk.form
+        if form is None:
+            return False
+        values = [capture.unwrap(value) for value in self._objects.values()]
+        names, objects, marks = _held(values, form.modules, form.optimizers, form.averages, form.with_states)
+        return (
+            len(objects) == len(form.objects)
+            and all(map(is_, objects, form.objects))
+            and (names, marks) == (form.names, form.marks)
+            and _places(walk.tensors) == walk.places
+            and self._others_are_as(walk)
+        )
+
+    def _others_are_as(self, walk: _Walk) -> bool:
+        lists, called, names = self._look_at_others()
+        return (
+            called.keys() == walk.called.keys()
+            and names == walk.names[len(walk.tensors) :]
+            and all(map(is_, lists, walk.lists))
+        )
+
+    def _look_at_others(self) -> tuple[list[torch.Tensor], dict[str, Any], list[str]]:
         """Decide how to watch each object of the script's own classes.
 
-        Returns the tensors whose versions are compared, and the objects whose state_dict is called. Appends
-        the names of those tensors to `names`, and sets `unseen`.
+        Returns the tensors whose versions are compared, the objects whose state_dict is called, and the names
+        of those tensors. Sets `unseen`.
         """
         lists: list[torch.Tensor] = []
         called: dict[str, Any] = {}
+        names: list[str] = []
         self.unseen = []
         for name, value in self._others.items():
             first, second = list(_leaves(value.state_dict())), list(_leaves(value.state_dict()))
@@ -277,7 +350,7 @@ class ChangeDetector:
             else:
                 lists += ours
                 names += [name] * len(ours)
-        return lists, called
+        return lists, called, names
 
     def _states(self, walk: _Walk) -> _States:
         """Return the optimizers' states for the sampled parameters. This takes a few microseconds."""
@@ -289,6 +362,49 @@ class ChangeDetector:
         rest = [each for each in found if type(each) in plain]
         counts = [len(each.state) for each in self._optimizers]
         return _States(counts, list(map(id, tensors)), [*capture.versions(tensors), *rest])
+
+
+def _held(
+    values: list[Any],
+    modules: list[torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    averages: list[torch.nn.Module],
+    with_states: bool,
+) -> tuple[list[str], list[Any], list[bool]]:
+    """Return the names, the objects and the flags that determine what a walk finds."""
+    import torch
+
+    kinds = [each for module in modules for each in (module._parameters, module._modules)]
+    names = [*_flat(kinds)]
+    objects: list[Any] = [
+        *values,
+        *_flat(map(_values, kinds)),
+        *(each._buffers.get("n_averaged") for each in averages),
+    ]
+    marks = [
+        each.requires_grad for module in modules for each in module._parameters.values() if each is not None
+    ]
+    for optimizer in optimizers:
+        objects += [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
+        objects += capture.parameters(optimizer)
+        objects += optimizer.state
+        states = list(optimizer.state.values())
+        marks += map(bool, states)
+        if with_states:
+            tensor = torch.Tensor
+            objects += [value for value in _flat(map(_values, states)) if isinstance(value, tensor)]
+    return names, objects, marks
+
+
+def _enumerates_itself(module: torch.nn.Module) -> bool:
+    """Return whether a class has replaced one of the methods with which a walk finds parameters."""
+    import torch
+
+    own, torchs = type(module), torch.nn.Module
+    return any(
+        getattr(own, name) is not getattr(torchs, name)
+        for name in ("named_parameters", "named_modules", "_named_members", "modules")
+    )
 
 
 def _contents(walk: _Walk) -> tuple[list[int | None], list[int]]:

