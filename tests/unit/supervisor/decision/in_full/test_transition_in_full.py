@@ -272,6 +272,7 @@ def test_a_restart_during_an_incident_changes_exactly_these_fields() -> None:
         reached=6,
         lost=1,
         cut=CUT,
+        skipped=begun().skip,
     )
     expected = restarted(
         *(now, begun()),
