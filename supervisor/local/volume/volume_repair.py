@@ -94,8 +94,8 @@ class RepairedFolder:
         for name, what in found.items():
             self._hold(name, what)
         changes = [(path, _last_change(path)) for path in map(str, self.folders())]
-        known = tuple((path, last) for path, last in changes if last is not None and last[1] < before_ns)
-        self._changes = known if len(known) == len(changes) else ()
+        settled = tuple((path, last) for path, last in changes if last is not None and last[1] < before_ns)
+        self._changes = settled if len(settled) == len(changes) else ()
         return [self.folder / name for name in back]
 
     def is_unchanged(self) -> bool:
