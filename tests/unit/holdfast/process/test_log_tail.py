@@ -202,3 +202,37 @@ def test_every_line_is_returned_once_and_in_order_however_writes_are_split(
     lines += [line for _, line in following.close()]
     expected = content.decode(errors="replace").split("\n")
     assert lines == (expected if expected[-1] else expected[:-1])
+
+
+def test_folders_are_listed_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_tail, "SETTLED_S", -1e9)
+    listed: list[Path] = []
+    names = log_tail._names
+    monkeypatch.setattr(log_tail, "_names", lambda folder: (listed.append(folder), names(folder))[1])
+    log = write(tmp_path, 1, 0, b"one\n")
+    following = LogTails(tmp_path)
+    assert following.poll() == [(0, "one")]
+    listed.clear()
+    write(tmp_path, 1, 0, b"two\n")
+    assert following.poll() == [(0, "two")]
+    assert listed == []
+    os.utime(log.parent, ns=(1, 1))
+    write(tmp_path, 1, 1, b"three\n")
+    assert following.poll() == [(1, "three")]
+    assert listed == [log.parent]
+    monkeypatch.setattr(log_tail, "RELIST_S", 0.0)
+    following.poll()
+    assert listed == [log.parent, tmp_path, log.parent]
+
+
+def test_a_folder_that_has_just_changed_is_listed_again(tmp_path: Path) -> None:
+    """A file system may give two changes the same time."""
+    log = write(tmp_path, 1, 0, b"one\n")
+    following = LogTails(tmp_path)
+    following.poll()
+    times = log.parent.stat()
+    write(tmp_path, 1, 1, b"two\n")
+    os.utime(log.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert following.poll() == [(1, "two")]

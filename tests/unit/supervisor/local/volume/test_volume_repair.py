@@ -4,8 +4,10 @@ import fcntl
 import gc
 import mmap
 import os
+import select
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from holdfast.snapshot.arena import Arena
 from holdfast.snapshot.member_directory import OWNER, RESTORED, is_abandoned, restored_name
 from holdfast.snapshot.private_store import PrivateReader, PrivateStore
 from supervisor.local.volume import memory_volume
+from supervisor.local.volume.removal_watcher import RemovalWatcher
 from supervisor.local.volume.volume_repair import FAILURES, LOG_GAP_S, VolumeRepair
 from tests.sandbox import memory_directory
 
@@ -219,3 +222,51 @@ def test_the_keeper_reserves_descriptors_for_other_uses(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     (run / "m0" / "page-0.bin").unlink()
     assert upkeep.repair(1.0) == [], "files that are not held open cannot be restored"
+
+
+def a_tick_later() -> None:
+    """Wait until the kernel gives changes another time."""
+    coarse = 5  # CLOCK_REALTIME_COARSE: include/uapi/linux/time.h
+    began = time.clock_gettime(coarse)
+    while time.clock_gettime(coarse) == began:
+        pass
+
+
+@pytest.mark.parametrize("what", ["page-0.bin", "arena/records", "arena", "."])
+def test_only_a_change_makes_a_search_necessary(
+    run: Path, upkeep: VolumeRepair, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("supervisor.local.volume.volume_repair.SETTLED_S", -1.0)
+    for name in ("page-0.bin", "arena/records"):
+        (run / "m0" / name).write_bytes(b"here")
+    assert not upkeep.is_unchanged()
+    upkeep.repair(0.0)
+    assert upkeep.is_unchanged()
+    a_tick_later()
+    gone = run / "m0" / what
+    if gone.is_dir():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink()
+    assert not upkeep.is_unchanged()
+    upkeep.repair(0.0)
+    assert gone.exists()
+
+
+def test_a_folder_that_has_just_changed_is_searched_again(run: Path, upkeep: VolumeRepair) -> None:
+    """Two changes within a tick of the kernel's clock have the same time."""
+    (run / "m0" / "page-0.bin").write_bytes(b"here")
+    upkeep.repair(0.0)
+    assert not upkeep.is_unchanged()
+
+
+def test_changed_permissions_are_reported_immediately(run: Path, upkeep: VolumeRepair) -> None:
+    page = run / "m0" / "page-0.bin"
+    page.write_bytes(b"here")
+    watcher = RemovalWatcher()
+    watcher.open()
+    watcher.watch([run / "m0"])
+    assert not select.select([watcher.descriptor], [], [], 0)[0]
+    page.chmod(0)
+    assert select.select([watcher.descriptor], [], [], 10.0)[0]
+    watcher.close()
