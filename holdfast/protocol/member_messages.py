@@ -107,6 +107,7 @@ class RankStall:
     The steps of a script that does not call `holdfast.join` may not be observable.
     `early_s` is above 0 if the step is within `limit_s`, but much longer than most steps. It is the shorter
     limit that the step has exceeded. The rank is then inspected, and only a certain hang counts.
+    `first_step` is True if the rank is in the first step of its generation.
     """
 
     rank: int
@@ -120,6 +121,7 @@ class RankStall:
     limited: bool = False
     begun: bool = True
     early_s: float = field(default=0.0, metadata=added())
+    first_step: bool = field(default=False, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,11 @@ One slow step, such as a first evaluation, dominates the p99 for a long time. A 
 the median is therefore reported early, so that the rank is inspected. Until the step exceeds its limit, only
 evidence that proves a hang counts, and the time does not.
 
+The limit for a first step is generous, because a first step may compile, import and load. A step that hangs
+once may hang again when the group resumes from its state, and it is then the first step of its generation. A
+first step is therefore reported early too, and the supervisor distinguishes work from a hang. A cold start is
+reported later: only a warning can follow, and most cold starts are over by then.
+
 If a script does not call `holdfast.join`, Holdfast sees only the steps of torch's optimizers. Before the
 first such step, it cannot know whether there will be any: the script may run inference, or be the parent of
 the training processes. Such a rank is late after half of the limit for a first step. It is then inspected,
@@ -44,6 +49,7 @@ class HangPolicy:
     min_samples: int = 20  # with fewer step times, the p99 is unreliable, so the next two fields apply
     few_factor: float = 10.0
     few_floor_s: float = 5.0  # also the shortest time after which a step is reported early
+    cold_floor_s: float = 15.0  # the same for a first step that resumes from no state
     first_step_s: float = defaults.FIRST_STEP_S  # includes compiling, filling caches and restoring
     pause_s: float = defaults.PAUSE_S  # for a pause that declares no limit
     finish_s: float = 30.0  # from a failure that the rank recorded until its process ends
@@ -53,7 +59,7 @@ class HangPolicy:
         for name in ("factor", "few_factor"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}: {getattr(self, name):g} is not a factor of at least 1")
-        for name in ("floor_s", "few_floor_s", "first_step_s", "pause_s", "finish_s"):
+        for name in ("floor_s", "few_floor_s", "cold_floor_s", "first_step_s", "pause_s", "finish_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name):g} is not a time above 0")
 
@@ -93,6 +99,7 @@ class Stall:
     begun: bool = True  # False if its script does not join and has completed no step
     # If the step is within `limit_s` but longer than usual: the shorter limit that it has exceeded.
     early_s: float = 0.0
+    first_step: bool = False  # True if the rank has completed no step in this generation
 
 
 def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
@@ -113,10 +120,24 @@ def limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
 def early_limit_s(progress: Progress, stats: StepStats, policy: HangPolicy) -> float:
     """Return after how many seconds the current activity is reported, at most `limit_s`."""
     most_s = limit_s(progress, stats, policy)
+    if is_first_step(progress, policy):
+        floor_s = policy.few_floor_s if progress.step > 0 else policy.cold_floor_s
+        return min(most_s, max(floor_s, policy.floor_s))
     if progress.failed_ns or not _is_usual_step(progress, stats):
         return most_s
     usual_s = _step_limit_s(stats.median_s, len(stats.times_s), policy)
     return min(most_s, max(policy.few_floor_s, usual_s))
+
+
+def is_first_step(progress: Progress, policy: HangPolicy) -> bool:
+    """Return True if the rank works on the first step of its generation.
+
+    Before that step, a script that joins passes phases with names of their own. All that a script does before
+    its first step counts as this step if it does not join.
+    """
+    if progress.failed_ns or progress.steps_done > 0:
+        return False
+    return progress.phase in _WORK or not (_is_begun(progress, policy) or progress.phase in _ENDS)
 
 
 def _is_usual_step(progress: Progress, stats: StepStats) -> bool:
@@ -203,9 +224,10 @@ def stalled(
         since_ns=start_ns,
         waited_s=waited_s,
         limit_s=allowed_s,
-        limited=is_limited(progress, policy),
+        limited=waited_s > allowed_s and is_limited(progress, policy),
         why=f"rank {progress.rank} made no progress for {waited_s:.2f} s after step "
         f"{progress.step} ({doing}); the limit is {allowed_s:.2f} s",
         begun=_is_begun(progress, policy),
         early_s=early_s if waited_s <= allowed_s else 0.0,
+        first_step=is_first_step(progress, policy),
     )

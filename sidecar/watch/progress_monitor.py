@@ -150,6 +150,7 @@ class ProgressMonitor:
                         stall.limited,
                         stall.begun,
                         round(stall.early_s, 3),
+                        stall.first_step,
                     )
                 )
         self.left_s = min(left)

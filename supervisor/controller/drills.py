@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import DrillOrder
 from supervisor.view import reports
-from supervisor.view.model import View
+from supervisor.view.model import SECOND_NS, View
 from supervisor.wording import seconds
 
 _MAX_NUMBER = 1 << 62  # a drill's number is the wall-clock time in microseconds; higher numbers are invalid
@@ -47,13 +47,26 @@ def obstacle(view: View, status: Mapping[str, Any], what: str, rank: int) -> str
         if what == "stop":
             return f"rank {rank} was already stopped"
         return f"rank {rank} is stopped, and carries out no drill unless it is continued"
-    still_s = float(status.get("no_step_s") or 0.0)
+    still_s = max(float(status.get("no_step_s") or 0.0), _without_first_step_s(view, rank))
     if what not in _AT_NEXT_STEP or still_s < STILL_S:
         return ""
     return (
         f"rank {rank} has completed no step for {seconds(still_s)}: the drill takes effect only if it"
         " completes this step, and not at all if the group is restarted first"
     )
+
+
+def _without_first_step_s(view: View, rank: int) -> float:
+    """Return how long the generation has run if `rank` has not completed its first step; 0 if it has.
+
+    A rank becomes late in its first step only after a while, so the status may not show this time.
+    """
+    memory = view.memory
+    if memory.phase != "running" or memory.settled:
+        return 0.0
+    if any(each.rank == rank and each.marks.first_step_ns for each in reports.ranks(view)):
+        return 0.0
+    return (view.now_ns - max(memory.started_ns, memory.since_ns)) / SECOND_NS
 
 
 class Drills:

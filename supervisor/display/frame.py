@@ -61,10 +61,15 @@ def progress(status: StatusDocument) -> str:
 
 
 def recovering(status: StatusDocument, since_s: float) -> str:
-    """Return the periodic line of a log during a recovery that takes long: since when, and in which phase."""
+    """Return the periodic line of a log during a recovery that takes long.
+
+    It says since when, and in which phase or what the group waits for.
+    """
     now = phase(status)
     if now != "restarting":
         return f"not recovered for {seconds(since_s)}: {now}"
+    if _held_up(status):
+        return f"not recovered for {seconds(since_s)}: {stalled(status)}: {_held_up(status)}"
     number = status.get("generation", 0)
     return (
         f"not recovered for {seconds(since_s)}: generation {number} has completed no step yet"

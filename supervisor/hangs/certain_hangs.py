@@ -12,7 +12,15 @@ from dataclasses import replace
 from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import RankStall
 from holdfast.protocol.progress import PhaseKind, meaning_of
-from supervisor.hangs import deadlock, evidence, group_reports, hung_rank, sentences, stall_limits
+from supervisor.hangs import (
+    deadlock,
+    evidence,
+    first_steps,
+    group_reports,
+    hung_rank,
+    sentences,
+    stall_limits,
+)
 from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view import reports, uneven_steps
 from supervisor.view.model import SECOND_NS, Fault, LateRank, Policy, RankAtRest, View
@@ -27,10 +35,13 @@ def certain(view: View, named: LateRank, why: str) -> StallVerdict:
     place = group_reports.place(view, named)
     at = f", in {group_reports.position(view, named)}" if place and named.role == evidence.LOCKED else ""
     ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
-    subject = f"rank {named.rank} hangs" if named.rank >= 0 else f"ranks {ranks} hang in the same way"
+    again = sentences.hangs_again(view, named.rank, named.step)
+    subject = f"ranks {ranks} hang in the same way"
+    if named.rank >= 0:
+        subject = sentences.describe_hang(view, named.rank, named.step)
     detail = f"{subject}: {why}{at}"
     fault = hang_fault(view, named, detail, stall_limits.signature(view, named), "")
-    fault = replace(fault, hung=f"{why}{at}")
+    fault = replace(fault, hung="" if again else f"{why}{at}")
     act_ns = view.now_ns
     if not group_reports.are_all_inspected(view):
         late_s = group_reports.reported_after_s(group_reports.stalls(view))
@@ -59,12 +70,14 @@ def exceeded(view: View, over: list[RankStall]) -> StallVerdict:
     if not at_fault and len(over) > 1:
         named = hung_rank.name_rank(view, [watched[each.rank] for each in over if each.rank in watched])
     named = named or LateRank(stall.rank, stall.step, stall.phase_name, view.now_ns)
-    subject = f"rank {named.rank}" if named.rank >= 0 else "the group"
+    again = sentences.hangs_again(view, named.rank, named.step)
+    subject = sentences.describe_hang(view, named.rank, named.step)
     activity = sentences.name_activity(view, stall.rank, stall.phase_name)
     lasted = f"it has been in {activity} for {stall.stalled_s:.1f} s"
     hung = f"{lasted} (limit for this activity: {stall.limit_s:g} s)"
-    detail = f"{subject} hangs: {hung}"
-    fault = replace(hang_fault(view, named, detail, f"hang in {activity}", ""), hung=hung)
+    detail = f"{subject}: {hung}"
+    signature = first_steps.repeated_signature(view, named) or f"hang in {activity}"
+    fault = replace(hang_fault(view, named, detail, signature, ""), hung="" if again else hung)
     place = group_reports.place(view, named)
     return StallVerdict(
         detail, named.rank, place=place, limit_s=stall.limit_s, act_ns=view.now_ns, fault=fault
@@ -119,10 +132,17 @@ def deadlocked(view: View, policy: Policy, resting: tuple[RankAtRest, ...]) -> S
     place, why = deadlock.place(resting), deadlock.describe(resting)
     step = min(each.step for each in resting)
     past = [each for each in view.memory.history if each.kind == "hang" and each.place == place]
+    again = any(each.step == step for each in past)
+    if again:
+        why = f"{sentences.describe_hang(view, -1, step)}: {why}"
     fault = Fault("hang", -1, "", step, view.watch.since_ns, f"deadlock at {place}", why, place=place)
-    if policy.hang_floor_s > 0 or not any(each.step == step for each in past):
+    if first_steps.is_cold(view) and not again:
+        return first_steps.deadlocked(view, policy, why, place, fault)
+    if policy.hang_floor_s > 0 or not again:
         return StallVerdict(why, -1, place=place, limit_s=0.0, act_ns=view.now_ns, fault=fault)
     limit_s = policy.stall_limit_s * stall_limits.doublings(len(past))
+    if first_steps.in_time(view):
+        limit_s = min(limit_s, policy.first_step_s)
     limit = stall_limits.describe_limit(limit_s, len(past), is_learned=False, is_extended=False)
     detail = f"{why}; {limit}"
     act_ns, warn_ns = (view.watch.since_ns + int(part * limit_s * SECOND_NS) for part in (1.0, 0.5))

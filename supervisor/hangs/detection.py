@@ -26,6 +26,7 @@ from supervisor.hangs import (
     certain_hangs,
     deadlock,
     evidence,
+    first_steps,
     group_reports,
     hung_rank,
     sentences,
@@ -139,9 +140,13 @@ def _standstill(view: View, policy: Policy) -> StallVerdict:
     alone = (len(watch.ranks) == 1 and not (left and waiting)) or (apart and not waiting)
     # The second inspection of an early rank shows that it has not moved since the first.
     is_proven = len(locked) == len(holding) and (not early or all(each.looks > 1 for each in locked))
-    if locked and is_proven and not certain_hangs.is_repeated(view, locked[0]):
+    is_new = locked and not certain_hangs.is_repeated(view, locked[0]) and not first_steps.is_cold(view)
+    if is_proven and is_new:
         named = hung_rank.name_rank(view, locked)
         return certain_hangs.certain(view, named, "it waits for a lock that nothing will release")
+    here = first_steps.in_time(view)
+    if here and all(each.rank in here for each in holding or waiting):
+        return first_steps.standing(view, policy, holding or waiting, alone)
     if at_floor:
         return stall_limits.before_floor(view, policy, early)
     if alone:

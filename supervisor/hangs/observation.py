@@ -94,7 +94,7 @@ def _late_rank(
         is_same_step = before is not None and before.step == stall.step
         apart_ns = before.apart_ns if before is not None and is_same_step else 0
         before = LateRank(stall.rank, stall.step, stall.phase_name, since_ns, apart_ns=apart_ns)
-    before = replace(before, begun=stall.begun)
+    before = replace(before, begun=stall.begun, first_step=stall.first_step)
     if inspection is None or inspection.step not in (stall.step, -1) or inspection.number == before.look:
         return before
     return _inspected(before, inspection, view.now_ns)
@@ -179,9 +179,13 @@ def _inspected(before: LateRank, inspection: RankInspection, now_ns: int) -> Lat
 
 
 def _learned(watch: StallWatch, view: View) -> tuple[LearnedStall, ...]:
-    """Return the duration of a stall that ended without a restart, for each kind of work seen during it."""
+    """Return the duration of a stall that ended without a restart, for each kind of work seen during it.
+
+    A first step, which may compile and load, says nothing about the duration of later ones.
+    """
     lasted_s = (view.now_ns - watch.since_ns) / 1e9
-    if lasted_s < WORTH_S or not all(each.begun for each in watch.ranks):
+    is_usual = all(each.begun and not each.first_step for each in watch.ranks)
+    if lasted_s < WORTH_S or not is_usual:
         return watch.passed
     kinds = dict.fromkeys(work for each in watch.ranks for work in each.works if work != evidence.COLLECTIVE)
     kinds = kinds or dict.fromkeys(work for each in watch.ranks for work in each.works)

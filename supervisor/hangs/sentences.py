@@ -6,7 +6,7 @@ from holdfast.protocol.progress import PhaseKind, meaning_of, words_of
 from supervisor.hangs import evidence, group_reports
 from supervisor.hangs.verdict import UNBEGUN, StallVerdict
 from supervisor.view import reports
-from supervisor.view.model import LateRank, Policy, View
+from supervisor.view.model import LateRank, PastFault, Policy, View
 
 _NAMED = 4  # how many ranks one line lists
 
@@ -17,6 +17,8 @@ def warning(view: View, found: StallVerdict) -> str:
     It states the rank, the place, the duration and the user's options.
     """
     waited_s = (view.now_ns - view.watch.since_ns) / 1e9
+    if found.first_step:
+        return _warning_in_first_step(view, found, waited_s)
     if found.place == UNBEGUN:
         return _warning_unbegun(found, waited_s)
     if found.limit_s is None:
@@ -24,9 +26,10 @@ def warning(view: View, found: StallVerdict) -> str:
         return f"{why}: no step for {waited_s:.0f} s. --hang-floor TIME would restart it"
     others = sorted(each.rank for each in view.watch.ranks if each.rank != found.rank)
     waiting = f" while rank {others[0]} waits" if found.rank >= 0 and others else ""
+    latest = f", or by {found.latest_s:.0f} s if it shows more signs of work" if found.latest_s else ""
     return (
         f"{found.why}: no step for {waited_s:.0f} s{waiting};"
-        f" Holdfast restarts it at {found.limit_s or 0.0:.0f} s."
+        f" Holdfast restarts it at {found.limit_s or 0.0:.0f} s{latest}."
         ' If this is intended, use `with state.pause("eval", limit_s=...)` or a larger --stall-limit'
     )
 
@@ -42,6 +45,46 @@ def _warning_unbegun(found: StallVerdict, waited_s: float) -> str:
         " signs of work. If the script does no such steps, or waits long before the first, use a larger"
         " --first-step-timeout"
     )
+
+
+def _warning_in_first_step(view: View, found: StallVerdict, waited_s: float) -> str:
+    waiting = [
+        f"rank {each.rank} waits in {group_reports.position(view, each) or 'an unknown place'}"
+        for each in view.watch.ranks
+        if each.role == evidence.WAITS and each.rank != found.rank
+    ]
+    others = f" while {', '.join(waiting[:_NAMED])}" if waiting and found.rank >= 0 else ""
+    others += f" and {len(waiting) - _NAMED} more wait" if others and len(waiting) > _NAMED else ""
+    is_begun = all(each.begun for each in view.watch.ranks)
+    since = "the first step has taken" if is_begun else "no step of a torch.optim optimizer for"
+    lasts = f"{found.why}: {since} {waited_s:.0f} s{others}"
+    if found.fault is not None:
+        return f"{lasts}; Holdfast restarts it at {found.limit_s or 0.0:.0f} s, unless it shows signs of work"
+    return f"{lasts}; it may take until {found.limit_s or 0.0:.0f} s (--first-step-timeout)"
+
+
+def past_hangs(view: View, named: LateRank) -> list[PastFault]:
+    """Return the hangs of this rank in this step, at this place, that the group was restarted for."""
+    place = group_reports.place(view, named)
+    return [each for each in _hangs_in_step(view, named.rank, named.step) if place and each.place == place]
+
+
+def describe_hang(view: View, rank: int, step: int) -> str:
+    """Return "rank 1 hangs", or "rank 1 hangs again in step 37" if it already has."""
+    subject = f"rank {rank} hangs" if rank >= 0 else "the group hangs"
+    if not _hangs_in_step(view, rank, step):
+        return subject
+    return f"{subject} again in {reports.name_step(view, step)}"
+
+
+def hangs_again(view: View, rank: int, step: int) -> bool:
+    """True if the group was already restarted because this rank (-1: the whole group) hung in this step."""
+    return bool(_hangs_in_step(view, rank, step))
+
+
+def _hangs_in_step(view: View, rank: int, step: int) -> list[PastFault]:
+    found = (each for each in view.memory.history if each.kind == "hang")
+    return [each for each in found if (each.rank, each.step) == (rank, step)]
 
 
 def describe_in_time(view: View, policy: Policy, rank: int, phase: str) -> str:
@@ -81,7 +124,10 @@ def describe_standstill(view: View, named: LateRank, is_unknown: bool) -> str:
             return scattered
         ranks = ", ".join(str(each.rank) for each in view.watch.ranks)
         return f"ranks {ranks} make no progress after step {named.step}, and no evidence singles one out"
-    return f"rank {named.rank} has been {describe_late_rank(view, named)} since step {named.step}"
+    doing = describe_late_rank(view, named)
+    if hangs_again(view, named.rank, named.step):
+        return f"{describe_hang(view, named.rank, named.step)}: it has been {doing}"
+    return f"rank {named.rank} has been {doing} since step {named.step}"
 
 
 def _describe_scattered(view: View) -> str:

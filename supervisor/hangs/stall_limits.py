@@ -42,21 +42,22 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
     limit_s = max(apart_s + limit, (worked_ns - since_ns) / 1e9 + limit)
     if any(each.busy and each.begun for each in holding):
         limit_s = max(limit_s, apart_s + BUSY_FACTOR * limit)
-    if any(each.begun for each in view.watch.ranks):
-        limit_s = min(limit_s, apart_s + MOST_FACTOR * limit)
+    latest_s = apart_s + MOST_FACTOR * limit if any(each.begun for each in view.watch.ranks) else None
+    is_extended = worked_ns > since_ns
+    limit_s = min(limit_s, latest_s or limit_s)
     if apart_s > 0:  # the wait may have begun at any time since the last inspection that showed no wait
         limit_s = max(limit_s, apart_s + TWICE_S + policy.look_s)
-    kinds = {work for each in holding for work in each.works}
-    learned = [each.seconds for each in view.memory.learned if each.work in kinds]
-    limit_s = max(limit_s, LEARNED_FACTOR * max(learned, default=0.0))
+    expected_s = learned_s(view, holding)
+    limit_s = max(limit_s, expected_s)
     place = group_reports.place(view, named)
     times = sum(_is_same(past, place, named.step) for past in view.memory.history)
     limit_s *= doublings(times)
+    latest_s = latest_s * doublings(times) if latest_s is not None and is_extended else None
     why = sentences.describe_standstill(view, named, len(holding) > 1 and named.rank < 0)
     act_ns = since_ns + int(limit_s * SECOND_NS)
     if any(each.looks < 2 for each in holding):  # a previous supervisor may have seen the rank working
         act_ns = max(act_ns, view.memory.since_ns + int((TWICE_S + policy.look_s) * SECOND_NS))
-    detail = f"{why}; {describe_limit(limit_s, times, bool(learned), limit_s > limit)}"
+    detail = f"{why}; {describe_limit(limit_s, times, expected_s > 0, limit_s > limit)}"
     work = named.work or evidence.UNKNOWN
     at = place or sentences.name_activity(view, named.rank, named.phase)
     fault = hang_fault(view, named, detail, f"stall at {at}", work)
@@ -72,6 +73,7 @@ def limited(view: View, policy: Policy, holding: list[LateRank]) -> StallVerdict
         act_ns=act_ns,
         warn_ns=since_ns + int(warn_s * SECOND_NS),
         fault=fault,
+        latest_s=latest_s if latest_s is not None and latest_s > limit_s else None,
     )
 
 
@@ -121,6 +123,13 @@ def horizon_s(view: View, policy: Policy) -> float:
     if not all(rank.marks.first_step_ns for rank in reports.ranks(view)):
         most_s = max(most_s, policy.first_step_s)
     return max(most_s, max(pauses, default=0.0) - PAUSE_SLACK_S)
+
+
+def learned_s(view: View, holding: list[LateRank]) -> float:
+    """Return the limit for the kinds of work of `holding` that earlier stalls have taught; 0 if none has."""
+    kinds = {work for each in holding for work in each.works}
+    learned = [each.seconds for each in view.memory.learned if each.work in kinds]
+    return LEARNED_FACTOR * max(learned, default=0.0)
 
 
 def doublings(times: int) -> int:

@@ -24,6 +24,9 @@ class StallVerdict:
     act_ns: int | None = None  # when the supervisor acts on `fault`; None: never
     warn_ns: int | None = None  # when it warns the user; None: never
     fault: Fault | None = None
+    # Signs of work have extended `limit_s`, and may extend it up to this; None if there were none.
+    latest_s: float | None = None
+    first_step: bool = False  # True if the first step of a generation takes long, but is within its limit
 
 
 def hang_fault(view: View, named: LateRank, detail: str, signature: str, work: str) -> Fault:

@@ -438,6 +438,8 @@ class LateRank:
     # The newest inspection shows that it does not wait for another rank (`evidence.waits_for_no_rank`).
     apart: bool = False
     apart_ns: int = 0  # when an inspection last showed this; 0: never
+    # whether it was in the first step of its generation, whose duration says nothing about others
+    first_step: bool = field(default=False, metadata=added())
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,14 @@ REWORDED = (
     ),
     (r", and was restarted: all ranks must leave it", r" and was restarted; all ranks must leave the loop"),
     (r"cannot be created: one ", r"cannot be created: a process "),
+    (  # a lock has a limit only if the rank has already hung in this step
+        r"has been (in read \(train\.py:7\) \(waiting for a lock\)) since (step \d+)",
+        r"hangs again in \2: it has been \1",
+    ),
+    (
+        r"(\(computing\) since step \d+: no step for 4 s while rank \d waits; Holdfast restarts it at 8 s)\.",
+        r"\1, or by 40 s if it shows more signs of work.",
+    ),
 )
 
 # Fields that were added after the journals had been recorded (the same page).

@@ -287,9 +287,14 @@ def timed(here: Training, name: str, step: int, at: dict[int, str]) -> None:
     last = step == max(each for each, what in at.items() if what == name)
     working = 1 if name == "late_first_batch" else 0
     if last and here.rank == working and name != "waits":
-        partial = here.folder / f".{name}"
-        partial.write_text(f"{took_s}")
-        partial.replace(here.folder / name)
+        leave(here, name, took_s)
+
+
+def leave(here: Training, name: str, took_s: float) -> None:
+    """Leave the file of a habit that has completed."""
+    partial = here.folder / f".{name}"
+    partial.write_text(f"{took_s}")
+    partial.replace(here.folder / name)
 
 
 if __name__ == "__main__":

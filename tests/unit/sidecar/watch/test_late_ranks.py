@@ -70,12 +70,15 @@ def test_each_activity_is_late_exactly_when_its_limit_is_exceeded(
 ) -> None:
     assert limit_s(progress, stats, POLICY) == pytest.approx(expected_s)
     if math.isfinite(expected_s):
-        assert stalled(progress, after(expected_s - 0.001), stats, POLICY) is None
+        soon = stalled(progress, after(expected_s - 0.001), stats, POLICY)
+        assert soon is None or (soon.early_s > 0 and not soon.limited)
         stall = stalled(progress, after(expected_s + 0.001), stats, POLICY)
         assert stall is not None
         assert stall.limit_s == pytest.approx(expected_s)
         assert stall.since_ns == 100 * S
-        assert left_s(progress, after(0.25), stats, POLICY, 0.5) == pytest.approx(expected_s + 0.25)
+        assert stall.early_s == 0.0
+        early_s = early_limit_s(progress, stats, POLICY)
+        assert left_s(progress, after(0.25), stats, POLICY, 0.5) == pytest.approx(early_s + 0.25)
     else:
         assert stalled(progress, after(1e9), stats, POLICY) is None
         assert left_s(progress, after(1e9), stats, POLICY) == math.inf
@@ -86,7 +89,9 @@ def test_before_the_first_step_a_script_that_does_not_join_is_late_at_half_of_it
     policy = replace(POLICY, joins=False)
     for phase in (Phase.JOINING, Phase.OPTIMIZER):
         early = replace(FIRST, phase=phase)
-        assert stalled(early, after(299.0), STEADY, policy) is None
+        soon = stalled(early, after(299.0), STEADY, policy)
+        assert soon is not None
+        assert (soon.early_s > 0, soon.limited, soon.begun) == (True, False, False)
         stall = stalled(early, after(301.0), STEADY, policy)
         assert stall is not None
         assert (stall.limited, stall.begun, stall.limit_s) == (False, False, 300.0)
@@ -126,9 +131,42 @@ def test_a_step_is_early_only_if_it_is_longer_than_most_and_takes_seconds() -> N
     assert early_limit_s(AT_WORK, few, POLICY) == POLICY.few_floor_s
     tolerant = replace(POLICY, floor_s=30.0)  # --hang-floor
     assert early_limit_s(AT_WORK, ONE_SLOW, tolerant) == pytest.approx(30.3)
-    others = (FIRST, replace(AT_WORK, phase=Phase.EVAL), replace(AT_WORK, failed_ns=100 * S))
+    others = (replace(AT_WORK, phase=Phase.EVAL), replace(AT_WORK, failed_ns=100 * S))
     for each in others:
         assert early_limit_s(each, ONE_SLOW, POLICY) == limit_s(each, ONE_SLOW, POLICY)
+
+
+def test_a_first_step_is_reported_early_and_keeps_its_limit() -> None:
+    """A step that hung may hang again when the group resumes from its state. A cold start has more time."""
+    for first, floor_s in ((FIRST, 5.0), (replace(FIRST, step=0), POLICY.cold_floor_s)):
+        assert stalled(first, after(floor_s - 0.1), STEADY, POLICY) is None
+        early = stalled(first, after(floor_s + 0.1), STEADY, POLICY)
+        assert early is not None
+        assert (early.early_s, early.limit_s, early.limited, early.first_step) == (
+            floor_s,
+            600.0,
+            False,
+            True,
+        )
+        assert left_s(first, after(floor_s + 0.1), STEADY, POLICY) == pytest.approx(599.9 - floor_s)
+        late = stalled(first, after(601.0), STEADY, POLICY)
+        assert late is not None
+        assert (late.early_s, late.limited) == (0.0, True)
+    assert early_limit_s(FIRST, STEADY, replace(POLICY, floor_s=30.0)) == 30.0  # --hang-floor
+    usual = stalled(AT_WORK, after(2.5), STEADY, POLICY)
+    assert usual is not None
+    assert not usual.first_step
+
+
+@pytest.mark.parametrize("phase", [Phase.JOINING, Phase.RESTORING, Phase.EVAL, Phase.SNAPSHOT, Phase.IDLE])
+def test_no_activity_outside_of_a_first_step_is_reported_early(phase: Phase) -> None:
+    there = replace(FIRST, phase=phase)
+    assert early_limit_s(there, STEADY, POLICY) == limit_s(there, STEADY, POLICY)
+    failed = replace(FIRST, failed_ns=100 * S)
+    assert early_limit_s(failed, STEADY, POLICY) == limit_s(failed, STEADY, POLICY)
+    unjoined = early_limit_s(there, STEADY, replace(POLICY, joins=False))
+    begins = phase in (Phase.JOINING, Phase.RESTORING)
+    assert unjoined == (5.0 if begins else limit_s(there, STEADY, POLICY))
 
 
 def test_a_step_is_measured_from_its_start_and_a_pause_from_its_own() -> None:
@@ -210,7 +248,8 @@ def false_alarms(base_s: float, steps: int, seed: int) -> list[int]:
     for step in range(steps):
         took_s = base_s * chance.uniform(1, 5) if step else 300.0
         progress = replace(AT_WORK, steps_done=step) if step < 2 else AT_WORK
-        if stalled(progress, after(took_s), recent.stats(), POLICY):
+        found = stalled(progress, after(took_s), recent.stats(), POLICY)
+        if found is not None and not (found.first_step and found.early_s):
             wrong.append(step)
         if step:
             recent.learn(took_s)
@@ -297,6 +336,7 @@ def test_a_contradictory_policy_is_refused(field: str, value: float) -> None:
             Stall(
                 3, 500, Phase.FORWARD, 100 * S, 301.0, 300.0, False,
                 "rank 3 made no progress for 301.00 s after step 500 (forward); the limit is 300.00 s", False,
+                first_step=True,
             ),
         ),
         (
@@ -345,7 +385,9 @@ def test_a_factor_below_1_is_refused_by_name(field: str) -> None:
         changed(field, 0.5)
 
 
-@pytest.mark.parametrize("field", ["floor_s", "few_floor_s", "first_step_s", "pause_s", "finish_s"])
+@pytest.mark.parametrize(
+    "field", ["floor_s", "few_floor_s", "cold_floor_s", "first_step_s", "pause_s", "finish_s"]
+)
 def test_a_time_that_is_not_above_0_is_refused_by_name(field: str) -> None:
     assert getattr(changed(field, 0.5), field) == 0.5
     with pytest.raises(ValueError, match=f"^{field}: 0 is not a time above 0$"):
@@ -359,6 +401,7 @@ def test_the_default_limits_are_those_of_the_documentation() -> None:
         min_samples=20,
         few_factor=10.0,
         few_floor_s=5.0,
+        cold_floor_s=15.0,
         first_step_s=600.0,
         pause_s=1800.0,
         finish_s=30.0,

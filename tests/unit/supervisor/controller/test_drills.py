@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
+from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.controller.drills import Drills, obstacle
-from tests.unit.supervisor.job_views import launcher, member, rank, report, view
+from tests.unit.supervisor.job_views import S, launcher, member, rank, report, view
 
 
 async def test_a_drill_is_sent_with_the_orders_until_a_sidecar_has_carried_it_out() -> None:
@@ -87,7 +89,21 @@ def test_a_drill_that_a_hung_rank_cannot_carry_out_is_not_called_sent(
     what: str, is_stopped: bool, still_s: float | None, said: str
 ) -> None:
     ranks = (rank(0), rank(1, stopped=is_stopped))
-    now = view(*(member(f"m{each.rank}", report(f"m{each.rank}", launcher(each))) for each in ranks))
+    there = (member(f"m{each.rank}", report(f"m{each.rank}", launcher(each))) for each in ranks)
+    now = view(*there, settled=True)
     found = obstacle(now, {"no_step_s": still_s}, what, 1)
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize("what", ["hang", "spin", "nan"])
+def test_a_drill_of_the_next_step_is_pending_while_the_first_step_takes_long(what: str) -> None:
+    """The status shows no time without a step until the rank is late."""
+    done = rank(1, marks=StartTimes(first_step_ns=1))
+    for at, started_s, said in ((rank(1), 92, "for 8.0 s"), (rank(1), 99, ""), (done, 92, "")):
+        there = (member(f"m{each.rank}", report(f"m{each.rank}", launcher(each))) for each in (rank(0), at))
+        now = view(*there, started_ns=started_s * S, since_ns=started_s * S)
+        found = obstacle(now, {"no_step_s": None}, what, 1)
+        assert bool(found) == bool(said)
+        assert said in found
+        assert obstacle(replace(now, memory=replace(now.memory, settled=True)), {}, what, 1) == ""

@@ -191,15 +191,16 @@ def test_the_limit_of_a_repeated_deadlock_doubles_with_each_restart(times: int, 
     past = PastFault("hang", -1, "", 5, "deadlock", 0, 1, place=PLACE)
     other = replace(past, kind="crash"), replace(past, place="elsewhere")
     view = twice(REDUCES, MEETS, history=(past,) * times + other)
-    detail = f"{DEADLOCK}; the limit is now {limit_s} s, because a restart here did not help"
+    again = f"the group hangs again in step 5: {DEADLOCK}"
+    detail = f"{again}; the limit is now {limit_s} s, because a restart here did not help"
     fault = hang(-1, f"deadlock at {PLACE}", detail, place=PLACE)
     expected = StallVerdict(
-        *(DEADLOCK, -1, PLACE, "", float(limit_s)),
+        *(again, -1, PLACE, "", float(limit_s)),
         *((98 + limit_s) * S, (98 + limit_s // 2) * S, fault),
     )
     assert detection.judge(view, POLICY) == expected
     at_once = detection.judge(view, replace(POLICY, hang_floor_s=0.5))
-    assert at_once == verdict(replace(fault, detail=DEADLOCK), 100.5, PLACE)
+    assert at_once == verdict(replace(fault, detail=again), 100.5, PLACE)
 
 
 def test_the_step_of_a_deadlock_is_the_lowest_step_of_any_rank() -> None:

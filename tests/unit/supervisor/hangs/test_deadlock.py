@@ -45,9 +45,8 @@ def both(
 
 def twice(first: RankInspection, second: RankInspection, *later: RankInspection, **given: Any) -> View:
     """Return the view after an inspection of all ranks and a second, requested one, at `later` if given."""
-    kinds = {
-        name: given.pop(name) for name in ("phase", "stalled", "late_s", "early_s", "at_s") if name in given
-    }
+    names = ("phase", "stalled", "late_s", "early_s", "at_s", "first_step", "step")
+    kinds = {name: given.pop(name) for name in names if name in given}
     before = seen(*both(first, second, **kinds), **given)
     one, other = later or (first, second)
     return after(before, *both(one, other, turn=2, asked=deadlock.inspection_id(before), **kinds))

@@ -30,13 +30,15 @@ def there(number: int, inspection: RankInspection | None, **given: Any) -> Membe
     state = rank(number, given.pop("ending", None), stopped=given.pop("stopped", False), marks=marks)
     at_s, begun = given.pop("at_s", 0.6), given.pop("begun", True)
     stall = RankStall(number, 1, 5, 3, 0, phase, late_s, at_s, limited, begun, given.pop("early_s", 0.0))
+    step = given.pop("step", 5)
+    stall = replace(stall, step=step, first_step=not marks.first_step_ns)
     inspections = (
         () if inspection is None else (replace(inspection, rank=number, number=given.pop("turn", 1)),)
     )
     told = report(
         f"m{number}",
         launcher(state),
-        progress=(replace(progress(number, 5), phase=phase),),
+        progress=(replace(progress(number, step), phase=phase),),
         stalls=(stall,) if stalled else (),
         looks=inspections,
         looked_for=1,

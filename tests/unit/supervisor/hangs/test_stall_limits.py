@@ -33,6 +33,7 @@ THREE: dict[str, Any] = {"placement": ("m0", "m1", "m2"), "world_size": 3}
 SLEPT = "rank 0 has been in evaluate (train.py:42) (sleeping) since step 5"
 COMPUTED = "rank 0 has been in evaluate (train.py:42) (computing) since step 5"
 ALIKE = "ranks 0, 1 make no progress after step 5, and no evidence singles one out"
+AGAIN = "rank 0 hangs again in step 5: it has been in evaluate (train.py:42) (waiting for a lock)"
 BEFORE = ", because a restart here did not help"
 WORKED = ", extended because there are signs of work"
 LEARNED = ", learned from stalls that ended without a restart"
@@ -60,6 +61,7 @@ def limited(
     return StallVerdict(
         *(why, number, given.pop("shown", place), work, limit_s),
         *(int((since_s + given.pop("act_s", limit_s)) * S), int((since_s + warn_s) * S), fault),
+        latest_s=given.pop("latest_s", None),
     )
 
 
@@ -84,7 +86,7 @@ SITUATIONS: dict[str, tuple[View, Policy, StallVerdict]] = {
     "it works": (
         seen(there(0, WORKS, late_s=40.0), there(1, WAITS, late_s=40.0)),
         POLICY,
-        limited(COMPUTED, "computing", 100.0, WORKED, since_s=60.0),
+        limited(COMPUTED, "computing", 100.0, WORKED, since_s=60.0, latest_s=600.0),
     ),
     "it computes in one function": (
         seen(there(0, SPINS), there(1, WAITS)),
@@ -119,7 +121,7 @@ SITUATIONS: dict[str, tuple[View, Policy, StallVerdict]] = {
         seen(there(0, LOCKED), there(1, WAITS), history=(replace(PAST, step=5, work=""),)),
         POLICY,
         limited(
-            *(SLEPT.replace("sleeping", "waiting for a lock"), "a lock", 120.0, BEFORE),
+            *(AGAIN, "a lock", 120.0, BEFORE),
             signature=f"hang at {PLACE}: locked",
             fault_work="",
         ),
