@@ -29,8 +29,9 @@ def test_the_same_hang_again_is_found_after_a_multiple_of_the_stall_limit(
     assert f"{subject} again in step {STEP}: " in second["why"], second["why"]
     assert second["detected_s"] < Policy().first_step_s / 10, second["timeline"]
     ended = run.stop()
-    # On a busy machine, the second inspection may end only after the first of the limits, 6 s.
-    assert f"Holdfast restarts it at {4 * STALL_LIMIT_S:.0f} s" in ended.output
+    # On a busy machine, the second inspection may end only after the first of these limits.
+    announced = [f"Holdfast restarts it at {times * STALL_LIMIT_S:.0f} s" for times in (2, 4)]
+    assert any(each in ended.output for each in announced)
     assert ended.code == 130
 
 
