@@ -129,7 +129,13 @@ class EventBursts:
 
     def only(self, moments: Sequence[Burst]) -> EventBursts:
         """Return the part of the events that these moments show, which must not be empty."""
-        return EventBursts(union_bursts([moments]), self.texts, self.heard, moments=union_moments([moments]))
+        return EventBursts(
+            union_bursts([moments]),
+            self.texts,
+            self.heard,
+            recurring=[each for each in self.recurring if near(moments, each, 0.0)],
+            moments=union_moments([moments]),
+        )
 
     def only_company(self, company: Company) -> EventBursts:
         """Return the part of the events in these groups, which must not be empty."""

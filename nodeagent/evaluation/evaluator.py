@@ -158,7 +158,7 @@ class Evaluator:
             self._retention.make_room_for_variant(event, seen.at_s)
         self._retention.keep_recurrence(event, seen)
         is_late = seen.at_s < self._asked_s - LATE_S and isfinite(self._asked_s)
-        recurrences = self._retention.recurrences(event) if is_late else {}
+        recurrences = self._retention.recurrences(event, self._asked_s) if is_late else {}
         evidence.entities.add(seen.entity)
         self._judge.revise_event(event, seen.at_s)
         is_mark = is_end_mark(event, seen.variant)
@@ -166,7 +166,7 @@ class Evaluator:
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
         if recurrences:
-            self._retention.keep_recurrences(event, recurrences)
+            self._retention.keep_recurrences(event, recurrences, self._asked_s)
         evidence.keep_company(event, seen.variant, seen.at_s)
         if is_mark:
             evidence.thin_marks(event, seen.variant)

@@ -391,14 +391,14 @@ def _since(floor_s: float, chains: Sequence[Sequence[Step]]) -> Iterator[list[St
 
 
 def recurring(
-    meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks
+    meaning: Meaning, own: Sequence[Burst], all_spans: Sequence[Burst], marks: EndMarks, now_s: float = inf
 ) -> list[Burst]:
     """Return the bursts of one variant after which a judgement of a recurrence was in force.
 
     Args:
         all_spans: The bursts of all variants.
     """
-    occurrences = _Occurrences(marks, inf)
+    occurrences = _Occurrences(marks, now_s)
     judged = [_judged(meaning, None, burst, own, all_spans, occurrences) for burst in own]
     stood = _stood(own, judged, marks, Signs(), superseding=False, drivers_word_replaces=True)
     return [burst for burst, (_, after) in zip(own, stood, strict=True) if any(each.again for each in after)]

@@ -76,14 +76,25 @@ class Judge:
         own = bursts.spans_apart(self._marks_of(event[0]).boots)
         return self._recurring(event, name, bursts, own, any_rule=False)
 
-    def recurring_by_any_rule(self, event: Event, name: str) -> list[Burst]:
-        """Return the same for all rules, including those that also count the bursts of other variants."""
+    def recurring_by_any_rule(self, event: Event, name: str, now_s: float = inf) -> list[Burst]:
+        """Return the same for all rules, including those that also count the bursts of other variants.
+
+        Args:
+            now_s: The time of the evaluation; infinity if no more events can arrive late.
+        """
         variants, boots = self._evidence.events[event], self._marks_of(event[0]).boots
         spans = merged_bursts((each.spans_apart(boots) for each in variants.values()), GAP_S, boots)
-        return self._recurring(event, name, variants[name], spans, any_rule=True)
+        return self._recurring(event, name, variants[name], spans, any_rule=True, now_s=now_s)
 
     def _recurring(
-        self, event: Event, name: str, bursts: EventBursts, all_spans: list[Burst], *, any_rule: bool
+        self,
+        event: Event,
+        name: str,
+        bursts: EventBursts,
+        all_spans: list[Burst],
+        *,
+        any_rule: bool,
+        now_s: float = inf,
     ) -> list[Burst]:
         marks = self._marks_of(event[0])
         meanings = dict.fromkeys(self._meanings(event, name, [self.policy_of(event[0])]))
@@ -92,7 +103,7 @@ class Judge:
             burst
             for each in meanings
             if each.recurs is not None and (any_rule or each.recurs.same_variant)
-            for burst in events.recurring(each, own, all_spans, marks)
+            for burst in events.recurring(each, own, all_spans, marks, now_s)
         ]
         return [span for span in bursts.spans if any(span[0] <= first <= span[1] for first, _ in found)]
 

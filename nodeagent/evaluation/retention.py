@@ -130,19 +130,19 @@ class EvidenceRetention:
         if second in self._judge.recurring_by_any_rule(event, seen.variant):
             bursts.recurring = union_bursts([bursts.recurring, [(oldest[0], second[1])]])
 
-    def recurrences(self, event: Event) -> dict[str, list[Burst]]:
-        """Return the bursts of each variant at which the event has recurred."""
+    def recurrences(self, event: Event, now_s: float) -> dict[str, list[Burst]]:
+        """Return the bursts of each variant at which the event has recurred, as shown at `now_s`."""
         variants = self._evidence.events[event]
         if sum(len(each.spans) for each in variants.values()) < 2:
             return {}
-        return {name: self._judge.recurring_by_any_rule(event, name) for name in variants}
+        return {name: self._judge.recurring_by_any_rule(event, name, now_s) for name in variants}
 
-    def keep_recurrences(self, event: Event, before: dict[str, list[Burst]]) -> None:
+    def keep_recurrences(self, event: Event, before: dict[str, list[Burst]], now_s: float) -> None:
         """Keep the recurrences from before a very late event that the evidence no longer shows.
 
         The late event shows that there was no silence between two faults, but the finding stands already.
         """
-        after = self.recurrences(event)
+        after = self.recurrences(event, now_s)
         for name, shown in before.items():
             bursts, now = self._evidence.events[event].get(name), after.get(name, [])
             lost = [each for each in shown if not near(now, each, 0.0)]

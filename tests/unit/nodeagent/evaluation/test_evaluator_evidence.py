@@ -250,6 +250,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "inherited": [],
         "recurring": [],
         "moments": [],
+        "company": [],
         "boots": [],
         "marks": [],
         "ended": [],
@@ -258,6 +259,7 @@ def test_all_evidence_is_stored_as_json_and_restored_unchanged() -> None:
         "models": [],
         "branch": 575,
         "first_look_s": None,
+        "knew_more": False,
     }  # fmt: skip
     restored = Evaluator(POLICY, 575)
     restored.load(stored)

@@ -95,6 +95,13 @@ def test_a_silence_counts_once_no_sign_within_it_can_arrive_any_more() -> None:
     assert said(xid(79, 0.0), xid(79, 3901.0), now_s=3902.0) == REPLACE, "no sign can break it any more"
 
 
+def test_a_very_late_sign_breaks_a_silence_that_did_not_count_yet() -> None:
+    made = Evaluator(SHIPPED, 575)
+    assert said_by(made, xid(79, 0.0), xid(79, 3700.0), now_s=3750.0) == REBOOT
+    assert said_by(made, xid(79, 3100.0), now_s=3751.0) == REBOOT
+    assert said_by(made, now_s=DAY_S) == REBOOT
+
+
 def booted(last_s: float, at_s: float) -> Observation:
     return Observation(at_s, "boot", "node", "agent", facts=((LAST_SEEN, repr(last_s)),))
 
