@@ -210,7 +210,12 @@ def test_folders_are_listed_again_only_after_a_change(
     monkeypatch.setattr(log_tail, "SETTLED_S", -1e9)
     listed: list[Path] = []
     names = log_tail._names
-    monkeypatch.setattr(log_tail, "_names", lambda folder: (listed.append(folder), names(folder))[1])
+
+    def recorded(folder: Path) -> list[tuple[str, int]]:
+        listed.append(folder)
+        return names(folder)
+
+    monkeypatch.setattr(log_tail, "_names", recorded)
     log = write(tmp_path, 1, 0, b"one\n")
     following = LogTails(tmp_path)
     assert following.poll() == [(0, "one")]
