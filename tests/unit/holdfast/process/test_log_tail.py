@@ -211,11 +211,11 @@ def test_folders_are_listed_again_only_after_a_change(
     listed: list[Path] = []
     names = log_tail._names
 
-    def counted(folder: Path) -> list[tuple[str, int]]:
+    def recorded(folder: Path) -> list[tuple[str, int]]:
         listed.append(folder)
         return names(folder)
 
-    monkeypatch.setattr(log_tail, "_names", counted)
+    monkeypatch.setattr(log_tail, "_names", recorded)
     log = write(tmp_path, 1, 0, b"one\n")
     following = LogTails(tmp_path)
     assert following.poll() == [(0, "one")]
