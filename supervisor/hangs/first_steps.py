@@ -18,9 +18,9 @@ from supervisor.hangs import evidence, group_reports, hung_rank, sentences, stal
 from supervisor.hangs.verdict import StallVerdict, hang_fault
 from supervisor.view.model import SECOND_NS, Fault, LateRank, PastFault, Policy, View
 
-# A file system that does not respond, a line of input and a child process may end these waits at any time, so
-# a repetition says nothing about the script.
-_OUTSIDE = (evidence.FILE, evidence.BYTES, evidence.CHILD, evidence.CHILDREN)
+# A file system, a server, a line of input and a child process may end these waits at any time, so that a
+# repetition says nothing about the script.
+_OUTSIDE = (evidence.FILE, evidence.NETWORK, evidence.BYTES, evidence.CHILD, evidence.CHILDREN)
 
 
 def in_time(view: View) -> dict[int, RankStall]:

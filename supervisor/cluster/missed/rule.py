@@ -48,14 +48,17 @@ class MissedPod:
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """How often the pods of one member were evicted because the webhook had missed them."""
+    """In how many rounds pods of one member were evicted because the webhook had missed them.
+
+    Pods without an index share one record, and one round may evict several of them.
+    """
 
     count: int = 0
     last_s: float = 0.0  # when the last of them was evicted
 
     def after(self, now_s: float) -> Evictions:
-        """Return the record after another eviction."""
-        return Evictions(self.count + 1, now_s)
+        """Return the record after another eviction in the round at `now_s`."""
+        return self if self.count and now_s == self.last_s else Evictions(self.count + 1, now_s)
 
     def is_forgotten(self, now_s: float) -> bool:
         return now_s - self.last_s >= FORGET_S

@@ -30,7 +30,7 @@ FIRST: dict[str, Any] = {"first_step": True, "early_s": 5.0, "late_s": 6.0, "at_
 SLEPT = PastFault("hang", 1, "m1", 5, "stall at evaluate (train.py)", 0, 1, place="evaluate (train.py)")
 HERE = replace(SLEPT, work="sleep")
 ALONE = replace(SLEEPS, meets_unseen=False)
-STILL = [SLEEPS, LOCKED, PLAIN, replace(PLAIN, calls=("poll",))]
+STILL = [SLEEPS, LOCKED, PLAIN]
 
 
 def at_first(*inspections: RankInspection | None, **given: Any) -> tuple[MemberView, ...]:
@@ -120,7 +120,8 @@ def test_the_same_hang_again_has_the_limit_of_a_repeated_stall(
 
 
 def test_the_same_hang_again_is_left_alone_while_it_may_be_work() -> None:
-    outside = [replace(PLAIN, calls=(each,)) for each in ("file", "child")]  # input() reads a file
+    calls = ("file", "child", "network", "poll")  # input() reads a file
+    outside = [replace(PLAIN, calls=(each,)) for each in calls]
     for inspection in (WORKS, SPINS, replace(PLAIN, children=1), replace(PLAIN, io_bytes=9), *outside):
         found = verdict(WAITS, inspection, now_s=599.0, history=(HERE,))
         assert (found.act_ns, found.fault) == (None, None)

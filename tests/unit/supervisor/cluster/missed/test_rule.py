@@ -133,6 +133,12 @@ def test_a_member_is_evicted_a_few_times_with_growing_pauses_and_then_stays() ->
     assert before.is_forgotten(now_s + FORGET_S)
 
 
+def test_several_pods_without_an_index_that_are_evicted_at_once_count_once() -> None:
+    once = Evictions().after(100.0)
+    assert once.after(100.0) == once
+    assert once.after(200.0) == Evictions(2, 200.0)
+
+
 @given(
     count=st.integers(1, 40),
     taken=st.frozensets(st.integers(0, 40)),
