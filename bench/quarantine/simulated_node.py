@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from nodeagent.agent.recent_faults import RecentFaults
 from nodeagent.model import Action, HealthFinding, Level
@@ -59,8 +60,25 @@ class Sign:
 
     def as_finding(self) -> HealthFinding:
         """Return the finding for the agent's sums, which all faults with its signature share."""
-        level = Level.UNHEALTHY if self.level == "unhealthy" else Level.DEGRADED
-        return HealthFinding("", self.signature, None, level, Action.NONE, 0.0, 0.0, "", (), "", ())
+        return _finding(self.signature, self.level)
+
+
+@cache
+def _finding(signature: str, level: str) -> HealthFinding:
+    is_bad = level == "unhealthy"
+    return HealthFinding(
+        "",
+        signature,
+        None,
+        Level.UNHEALTHY if is_bad else Level.DEGRADED,
+        Action.NONE,
+        0.0,
+        0.0,
+        "",
+        (),
+        "",
+        (),
+    )
 
 
 class Node:
