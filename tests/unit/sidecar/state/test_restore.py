@@ -15,6 +15,7 @@ from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.protocol.launcher_messages import Launch, RankStart, Restore
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldSnapshot, MemberOrder, StateSource
+from holdfast.snapshot import member_directory
 from sidecar.state import restore
 from sidecar.state.holdings import Holdings
 from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, VolumeRefused
@@ -286,8 +287,15 @@ async def test_a_checkpoint_of_the_same_step_from_another_generation_is_a_differ
         await prepared(here, order(launch=launch), storage=tmp_path)
 
 
-async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_the_memory_of_large_states_is_released_outside_the_event_loop(
+    here: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
     """The kernel takes a quarter of a second for each gigabyte."""
+    old = here / member_directory.RESTORED / member_directory.restored_name(1, 1, 3, 0)
+    old.parent.mkdir(exist_ok=True)
+    old.touch()
+    os.truncate(old, restore.AT_ONCE_BYTES + 1 if is_large else 0)
     threads: list[threading.Thread] = []
     forget = Holdings.forget_restored
 
@@ -300,7 +308,7 @@ async def test_memory_is_released_outside_the_event_loop(here: Path, monkeypatch
     private(here, 0, 2, 7)
     await prepared(here, order(StateSource("", 0, 2, 7)))
     assert threads
-    assert threading.main_thread() not in threads
+    assert (threading.main_thread() not in threads) is is_large
 
 
 async def restarted(here: Path, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> list[Path]:
