@@ -173,6 +173,21 @@ def test_the_state_is_saved_by_a_member_that_holds_it_and_displaces_no_older_che
     assert order_for(seen.memory, "m0", POLICY, None).keep == POLICY.keep
 
 
+def test_a_member_whose_ranks_have_moved_to_a_standby_saves_the_state_that_it_holds() -> None:
+    seen = ending(9)
+    held = holding("m00", ((1, 9),), (), launcher=launcher())
+    assert held.report is not None
+    moved = replace(held, report=replace(held.report, secured_for=1))
+    seen = replace(seen, members=(moved, *seen.members))
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    memory = transition.after(seen, action, POLICY)
+    assert action.member == "m00"
+    assert "m00" not in memory.positions
+    order = order_for(memory, "m00", POLICY, None)
+    assert (order.save, order.save_step, order.sources) == (1, 9, action.resume.sources[3:])
+
+
 @pytest.mark.parametrize("checkpoints", [(9,), (9, 4), (12,)])
 def test_a_state_that_is_no_newer_than_a_checkpoint_is_not_saved(checkpoints: tuple[int, ...]) -> None:
     action = decide(ending(9, checkpoints=checkpoints), POLICY)
