@@ -256,12 +256,18 @@ def test_a_member_that_may_hold_a_newer_state_is_waited_for_within_its_timeout()
         assert isinstance(action, Save | End)
 
 
-def saving(durable: CheckpointReport, now_s: float = 140.0, stored: bool = True, **given: Any) -> Any:
+def saving(
+    durable: CheckpointReport,
+    now_s: float = 140.0,
+    stored: bool = True,
+    unmoved_s: float = -1.0,
+    **given: Any,
+) -> Any:
     seen = ending(9)
     memory = transition.after(seen, decide(seen, POLICY), POLICY)
     told = seen.members[0].report
     assert told is not None
-    first = replace(seen.members[0], report=replace(told, durable=durable), **given)
+    first = replace(seen.members[0], report=replace(told, durable=durable, unmoved_s=unmoved_s), **given)
     found = (Checkpoint(9, 1, 2, "p"),) if stored else ()
     now = View(int(now_s * S), 0.0, memory, (first, seen.members[1]), StorageContents(found, heard=9))
     return decide(now, POLICY)
@@ -276,7 +282,7 @@ def saving(durable: CheckpointReport, now_s: float = 140.0, stored: bool = True,
             "the state of step 9 could not be saved: No space left on device",
         ),
         (
-            saving(CheckpointReport(), now_s=151.0),
+            saving(CheckpointReport(), now_s=151.0, unmoved_s=50.0),
             "the state of step 9 could not be saved: storage accepted no more data for 50 s",
         ),
         (
