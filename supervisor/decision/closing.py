@@ -267,6 +267,9 @@ def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: E
         return replace(end, why=end.why + _nothing_newer(view, found, kept))
     if not policy.has_storage:
         return replace(end, why=f"{end.why}; {_without_storage(resumed).lstrip(', ')}")
+    if failed_start.keeps_states_aside(view.memory) and (view.stored.checkpoints or view.stored.error):
+        kept_why = "to keep the checkpoints from before this run, which began from scratch"
+        return replace(end, why=f"{end.why}; the state of step {resumed.step} was not saved, {kept_why}")
     why = f"{end.why}: saving a checkpoint of the secured state"
     return Save(resumed.holders[0], resumed, why, cuts, end=end)
 

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import Ending
+from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.decision import closing, resume_point, transition
 from supervisor.decision.decide import decide
@@ -18,8 +19,10 @@ from supervisor.view.model import (
     Done,
     End,
     JobState,
+    PendingStart,
     Policy,
     Save,
+    SetAsideState,
     StopRequest,
     StorageContents,
     View,
@@ -205,6 +208,32 @@ def test_an_end_without_a_complete_state_says_what_is_missing(
     action = decide(ending(9, other=False, checkpoints=checkpoints), POLICY)
     assert isinstance(action, End)
     assert action.why == f"{WHY}; {clause}: the private state of rank 1 is missing"
+
+
+def test_a_run_from_scratch_that_fails_in_its_second_step_keeps_the_earlier_checkpoints() -> None:
+    """As long as the run has not settled, the next run resumes from them if the user changes their mind."""
+    aside = SetAsideState((Lineage(1, 4),), (), (), 20)
+    begun = PendingStart(5, 0, (), aside=aside)
+    seen = replace(
+        ending(1), stored=StorageContents((Checkpoint(20, 0, 2, "p"),), looked_ns=100 * S, heard=9)
+    )
+
+    def decided(**given: Any) -> Any:
+        memory = replace(seen.memory, **{"unbegun": begun, "lineage": (Lineage(1, 0),), **given})
+        return decide(replace(seen, memory=memory), POLICY)
+
+    action = decided()
+    assert isinstance(action, End)
+    assert action.why == (
+        f"{WHY}; the state of step 1 was not saved, to keep the checkpoints from before this run, which began"
+        " from scratch"
+    )
+    memory = transition.after(replace(seen, memory=replace(seen.memory, unbegun=begun)), action, POLICY)
+    assert (memory.lineage, memory.saved) == (aside.lineage, 20)
+    assert isinstance(decided(unbegun=replace(begun, aside=None)), Save)
+    assert isinstance(decided(settled=True), Save)
+    seen = replace(seen, stored=StorageContents(looked_ns=100 * S, heard=9))
+    assert isinstance(decided(), Save), "there is nothing to keep"
 
 
 def test_a_job_without_storage_says_where_its_state_was() -> None:
