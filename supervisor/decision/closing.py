@@ -250,15 +250,20 @@ def _last_state(view: View, found: tuple[Fault, ...]) -> tuple[ResumePoint, tupl
     return resumed, (*cuts, *cut_off_work.lost_changes(view, resumed))
 
 
-def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | End:
+def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | Wait | End:
     """Return the action that saves the newest good state before the run ends with `end`, or `end` itself.
 
     The members hold this state only in memory, which is lost with the run. It is saved only if it is newer
-    than all checkpoints, so it never replaces or voids one. The state is good as far as `found` shows: it
-    precedes the first bad number, and it makes the next run repeat the step in which the script failed.
+    than all checkpoints, so it never replaces or voids one. A supervisor that has just taken over therefore
+    reads storage first, if storage responds. The state is good as far as `found` shows: it precedes the first
+    bad number, and it makes the next run repeat the step in which the script failed.
     """
     if reports.script_keeps_own_state(view):
         return end
+    read_ns = view.memory.since_ns + int(CONFIRM_S * SECOND_NS)
+    unread = policy.has_storage and view.stored.error == UNREAD and not view.stored.looked_ns
+    if unread and view.now_ns < read_ns:  # this supervisor has just taken over
+        return Wait(read_ns, "looking for checkpoints on storage")
     view = replace(view, memory=replace(view.memory, end=end))
     resumed, cuts = _last_state(view, found)
     stored = resume_point.newest_checkpoint(view)

@@ -15,6 +15,7 @@ from supervisor.decision import closing, resume_point, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
 from supervisor.view.model import (
+    UNREAD,
     Checkpoint,
     Done,
     End,
@@ -208,6 +209,16 @@ def test_an_end_without_a_complete_state_says_what_is_missing(
     action = decide(ending(9, other=False, checkpoints=checkpoints), POLICY)
     assert isinstance(action, End)
     assert action.why == f"{WHY}; {clause}: the private state of rank 1 is missing"
+
+
+def test_a_supervisor_that_has_just_taken_over_looks_for_newer_checkpoints_first() -> None:
+    unread = StorageContents((), error=UNREAD)
+    seen = replace(ending(5), stored=unread)
+    assert decide(seen, POLICY) == Wait(109 * S, "looking for checkpoints on storage")
+    newer = StorageContents((Checkpoint(8, 1, 2, "p"),), looked_ns=100 * S, heard=9)
+    assert isinstance(decide(replace(seen, stored=newer), POLICY), End)
+    assert isinstance(decide(replace(seen, now_ns=109 * S), POLICY), Save), "storage may never respond"
+    assert isinstance(decide(seen, replace(POLICY, has_storage=False)), End)
 
 
 def test_a_run_from_scratch_that_fails_in_its_second_step_keeps_the_earlier_checkpoints() -> None:
