@@ -151,7 +151,8 @@ def test_ctrl_c_twice_ends_the_save(start: Start, tmp_path: Path, storage: Stora
     run.interrupt_again()
     ended = run.finish()
     assert ended.code == 130
-    assert "stopped immediately, as requested" in ended.lines[-1]
+    said = "stopped immediately, as requested, while the run was ending: --max-restarts 0 reached"
+    assert said in ended.lines[-1]
 
 
 def test_storage_that_cannot_be_written_leaves_the_exit_code_and_is_named(

@@ -121,6 +121,10 @@ def test_a_second_stop_request_ends_the_save_at_once() -> None:
             assert (world.ended.exit_code, world.ended.why) == (1, whole.ended.why)
         else:
             assert world.ended.exit_code == exit_codes.INTERRUPTED
+            said = "stopped immediately, as requested, while the run was ending: "
+            assert world.ended.why.startswith(said)
+            assert "the same failure 3 times at step 5; " in world.ended.why
+            assert world.ended.cause is not None
             assert [type(a) for _, a, _ in world.journal][-3:] == [Save, End, Done]
 
 
