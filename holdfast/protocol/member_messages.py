@@ -260,7 +260,8 @@ class MemberReport:
     prepare_occupied: bool = False
     prepare_volume: bool = False  # whether the memory volume had no room for the state
     durable: CheckpointReport = field(default_factory=CheckpointReport)
-    # The time since storage last accepted bytes of a checkpoint, or since the write began; -1 if not known.
+    # The time since storage last accepted bytes of a checkpoint, or since the sidecar last began to save one;
+    # -1 if it never has.
     unmoved_s: float = -1.0
     # While the member reads a checkpoint for a restore: the time since it last received a part; otherwise -1.
     # Not in the journal: only object storage delivers parts, and a job that uses it has no journal.

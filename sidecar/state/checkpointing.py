@@ -193,7 +193,8 @@ class CheckpointSaver:
         self._storage = storage
         self._sharing = sharing
         self._one = asyncio.Lock()
-        self._moved_s = time.monotonic()
+        self._moved_s: float | None = None
+        self._begun = 0  # the newest request that has been begun; a retry after a failure is no progress
         self.durable = CheckpointReport()
         self.retention = Retention()
 
@@ -204,8 +205,8 @@ class CheckpointSaver:
 
     @property
     def unmoved_s(self) -> float:
-        """Seconds since storage last accepted data of a checkpoint, or since this saver was created."""
-        return time.monotonic() - self._moved_s
+        """Seconds since storage last accepted data, or since it was last to save a state; -1 if never."""
+        return time.monotonic() - self._moved_s if self._moved_s is not None else -1.0
 
     def _moved(self) -> None:
         self._moved_s = time.monotonic()
@@ -229,11 +230,12 @@ class CheckpointSaver:
         not written again. `durable` always refers to an existing checkpoint: if retention immediately removes
         the new checkpoint, `durable` still refers to the previous one.
         """
+        if not asked or asked > self._begun:
+            self._begun = max(asked, self._begun)
+            self._moved()  # even if an earlier write is still waiting for storage
         async with self._one:
-            try:
-                await self._save(record, tuple(sources), meta, asked)
-            finally:
-                self._moved()
+            await self._save(record, tuple(sources), meta, asked)
+            self._moved()
 
     async def _save(
         self, record: CommitRecord, sources: tuple[StateSource, ...], meta: Mapping[str, object], asked: int

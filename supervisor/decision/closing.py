@@ -34,6 +34,7 @@ _QUIET = 0.6
 _DONE = name_of(Phase.DONE)
 IDLE_S = 60.0  # the time until the next decision if there is no deadline
 _SLACK_S = 10.0  # the keeper kills members that are still running this long after their grace period
+MAX_SAVE_TRIES = 3  # how often the last checkpoint is ordered again, if members keep failing
 _NAMED = 3  # how many members a sentence lists by name
 _AS_REQUESTED = "stopped as requested"  # `why` of a completed stop
 _STOPPED = "stopped"  # `why` of a stop whose checkpoint is missing
@@ -249,15 +250,20 @@ def _last_state(view: View, found: tuple[Fault, ...]) -> tuple[ResumePoint, tupl
     return resumed, (*cuts, *cut_off_work.lost_changes(view, resumed))
 
 
-def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | End:
+def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | Wait | End:
     """Return the action that saves the newest good state before the run ends with `end`, or `end` itself.
 
     The members hold this state only in memory, which is lost with the run. It is saved only if it is newer
-    than all checkpoints, so it never replaces or voids one. The state is good as far as `found` shows: it
-    precedes the first bad number, and it makes the next run repeat the step in which the script failed.
+    than all checkpoints, so it never replaces or voids one. A supervisor that has just taken over therefore
+    reads storage first, if storage responds. The state is good as far as `found` shows: it precedes the first
+    bad number, and it makes the next run repeat the step in which the script failed.
     """
     if reports.script_keeps_own_state(view):
         return end
+    read_ns = view.memory.since_ns + int(CONFIRM_S * SECOND_NS)
+    unread = policy.has_storage and view.stored.error == UNREAD and not view.stored.looked_ns
+    if unread and view.now_ns < read_ns:  # this supervisor has just taken over
+        return Wait(read_ns, "looking for checkpoints on storage")
     view = replace(view, memory=replace(view.memory, end=end))
     resumed, cuts = _last_state(view, found)
     stored = resume_point.newest_checkpoint(view)
@@ -266,6 +272,9 @@ def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: E
         return replace(end, why=end.why + _nothing_newer(view, found, kept))
     if not policy.has_storage:
         return replace(end, why=f"{end.why}; {_without_storage(resumed).lstrip(', ')}")
+    if failed_start.keeps_states_aside(view.memory) and (view.stored.checkpoints or view.stored.error):
+        kept_why = "to keep the checkpoints from before this run, which began from scratch"
+        return replace(end, why=f"{end.why}; the state of step {resumed.step} was not saved, {kept_why}")
     why = f"{end.why}: saving a checkpoint of the secured state"
     return Save(resumed.holders[0], resumed, why, cuts, end=end)
 
@@ -338,29 +347,61 @@ def saving(view: View, policy: Policy) -> Save | Wait | End:
     memory = view.memory
     member = view.member(memory.save_member)
     durable = member.report.durable if member and member.report else None
-    deadline = _moved_ns(view, member) + int(policy.save_s * SECOND_NS)
     if durable is not None and durable.asked >= memory.save:
         if durable.error and memory.finished:
             return end_finished(view, durable.error)
         if durable.error:
             return _unsaved(memory, f"; the last checkpoint failed: {durable.error}", durable.error)
         confirm = _confirm_finished if memory.finished else _confirm_stopped
-        return confirm(view, durable, deadline)
+        return confirm(view, durable, _moved_ns(view, member) + int(policy.save_s * SECOND_NS))
     is_lost = member is None or members.is_lost(view, member, policy)
-    if is_lost and (another := _another(view)) is not None:
+    begun_ns = _moved_ns(view, member) if not _is_back_late(view, policy) else memory.since_ns
+    deadline = begun_ns + int(policy.save_s * SECOND_NS)
+    if not is_lost and view.now_ns < deadline:
+        return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * SECOND_NS)), "saving")
+    why = f"member {memory.save_member} is lost" if is_lost else _why_late(view, policy)
+    if (another := _another(view, policy, why)) is not None:
         return another
     if is_lost and _may_hold_it(view, policy):
         until_ns = view.now_ns + int(
             members.next_timeout_s(view, policy, policy.member_timeout_s) * SECOND_NS
         )
         return Wait(until_ns, f"member {memory.save_member} is lost: waiting for the others' reports")
-    if is_lost or view.now_ns >= deadline:
-        late = f"storage accepted no more data for {policy.save_s:g} s"
-        why = f"member {memory.save_member} is lost" if is_lost else late
-        if memory.finished:
-            return end_finished(view, why)
-        return _unsaved(memory, f" without its last checkpoint: {why}", why)
-    return Wait(min(deadline, view.now_ns + int(policy.member_timeout_s * SECOND_NS)), "saving")
+    if memory.finished:
+        return end_finished(view, why)
+    return _unsaved(memory, f" without its last checkpoint: {why}", why)
+
+
+def _is_back_late(view: View, policy: Policy) -> bool:
+    """True if the saving member reported again when its time to save the state was already over.
+
+    Its sidecar may have been replaced, and the new one writes the checkpoint from the beginning. If each
+    write counted as progress, a sidecar that dies again and again would keep the run from ending.
+    """
+    member = view.member(view.memory.save_member)
+    return member is not None and member.back_ns > view.memory.since_ns + int(policy.save_s * SECOND_NS)
+
+
+def _has_begun(view: View) -> bool:
+    """True if the saving member has begun to carry out the request, as far as this supervisor knows.
+
+    If the member's first report to this supervisor followed the request, then the request may be older than
+    `JobState.since_ns`, because a new supervisor starts all time limits again.
+    """
+    member, since_ns = view.member(view.memory.save_member), view.memory.since_ns
+    if member is None or member.report is None or member.report.unmoved_s < 0:
+        return False
+    return _moved_ns(view, member) > since_ns or member.heard_ns >= since_ns
+
+
+def _why_late(view: View, policy: Policy) -> str:
+    """Return why the state is not saved although the time for it is over."""
+    name = view.memory.save_member
+    if _is_back_late(view, policy):
+        return f"member {name} stopped reporting while it saved"
+    if not _has_begun(view):
+        return f"member {name} did not begin to save it for {policy.save_s:g} s"
+    return f"storage accepted no more data for {policy.save_s:g} s"
 
 
 def _unsaved(memory: JobState, clause: str, why: str) -> End:
@@ -381,9 +422,9 @@ def _may_hold_it(view: View, policy: Policy) -> bool:
 
 
 def _moved_ns(view: View, member: MemberView | None) -> int:
-    """Return the time at which storage last accepted a part of the last checkpoint.
+    """Return the time at which storage last accepted a part of the last checkpoint, or the write began.
 
-    If it has not accepted any part yet, return the time of the request for the checkpoint.
+    If the member has not begun, return the time of the request for the checkpoint.
     """
     report = member.report if member is not None else None
     if member is None or report is None or report.unmoved_s < 0:
@@ -391,20 +432,42 @@ def _moved_ns(view: View, member: MemberView | None) -> int:
     return max(view.memory.since_ns, view.now_ns - int((report.unmoved_s + member.silent_s) * SECOND_NS))
 
 
-def _another(view: View) -> Save | None:
-    """Return the action that orders another holder of the state to save it; None if there is no other holder.
+def _another(view: View, policy: Policy, why: str) -> Save | None:
+    """Return the action that orders a holder of the state to save it after `why`; None if none should.
 
     After a request to stop, an older state is enough if no newer one is left, because the next run repeats
     the steps. A finished run needs the state of its last step.
     """
     memory = view.memory
+    if memory.save_tries >= MAX_SAVE_TRIES:
+        return None
     found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
-    holders = tuple(name for name in found.holders if name != memory.save_member)
+    holders = [name for name in found.holders if _may_save(view, policy, name)]
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
-    left = holders[0]
-    why = f"member {memory.save_member} is lost: member {left} saves the checkpoint of step {found.step}"
+    # A member whose connection was only interrupted is still writing, so it is asked first, but only once.
+    again = memory.save_member in holders and not memory.save_tries
+    left = memory.save_member if again else min(holders, key=memory.save_member.__eq__)
+    why = f"{why}: member {left} saves the checkpoint of step {found.step}"
     return Save(left, found, why, memory.cut, memory.finished)
+
+
+def _may_save(view: View, policy: Policy, name: str) -> bool:
+    """True if it helps to order the member `name` to save the state that the saving member has not saved."""
+    saver = view.member(view.memory.save_member)
+    if saver is None or members.is_lost(view, saver, policy):
+        return name != view.memory.save_member
+    if _is_back_late(view, policy):
+        return True
+    if not _has_begun(view):
+        return name != saver.name
+    # Storage that does not respond to one node may respond to another. It is tried only once more, because it
+    # usually responds to none.
+    other = view.member(name)
+    if not policy.members_created_externally or view.memory.save_tries or other is None:
+        return False
+    nodes = {each.report.node if each.report is not None else "" for each in (saver, other)}
+    return len(nodes) == 2
 
 
 def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wait | End:

@@ -104,10 +104,18 @@ def decide(view: View, policy: Policy) -> RunAction:
 
 
 def stop_at_once(case: _Case) -> End | None:
-    """End the run without saving if the user has requested an immediate stop."""
-    if case.observed.memory.stop != "now":
+    """End the run without saving if the user has requested an immediate stop.
+
+    If a fault was about to end the run, the sentence names the fault too.
+    """
+    memory = case.observed.memory
+    if memory.stop != "now":
         return None
-    return End(exit_codes.INTERRUPTED, "stopped immediately, as requested")
+    why = "stopped immediately, as requested"
+    if memory.end is None:
+        return End(exit_codes.INTERRUPTED, why)
+    why = f"{why}, while the run was ending: {memory.end.why}"
+    return End(exit_codes.INTERRUPTED, why, memory.end.message, cause=memory.end.cause)
 
 
 def follow_unknown_generation(case: _Case) -> Wait | Secure | None:

@@ -6,6 +6,7 @@ An order describes the state that the member must reach, so repeating an order i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -90,21 +91,37 @@ def _order_for(
     if member not in memory.positions or memory.phase == "forming":
         # `secure` makes standbys report their states too, because they may have hosted ranks before.
         do: MemberAction = "secure" if memory.phase in ("securing", "saving") else "idle"
-        return make(do, memory.generation, just_in_time=False, drill=drill)
+        return _with_request(make(do, memory.generation, just_in_time=False, drill=drill), memory, member)
     if memory.phase in ("securing", "saving"):
-        saves = member == memory.save_member and (memory.phase == "saving" or _preserves(memory))
-        return make(
+        order = make(
             "secure",
             memory.generation,
             just_in_time=not memory.finished,
             copy=_survivors_are_good(memory),
             suspects=_suspects(memory),
-            sources=state_sources.for_checkpoint(memory) if saves else (),
-            save=memory.save if saves else 0,
             save_step=memory.save_step,
             save_generation=memory.save_generation,
         )
+        return _with_request(order, memory, member)
     return _run(make, memory, member, policy, drill, inspection_id)
+
+
+def _with_request(order: MemberOrder, memory: JobState, member: str) -> MemberOrder:
+    """Return the order to a group that has stopped, with the request to save if `member` must save its state.
+
+    A member can hold the state without having ranks, if its ranks have moved to a standby.
+    """
+    if member != memory.save_member:
+        return order
+    if memory.phase != "saving" and not (memory.phase == "securing" and _preserves(memory)):
+        return order
+    return replace(
+        order,
+        sources=state_sources.for_checkpoint(memory),
+        save=memory.save,
+        save_step=memory.save_step,
+        save_generation=memory.save_generation,
+    )
 
 
 def _preserves(memory: JobState) -> bool:

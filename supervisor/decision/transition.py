@@ -168,6 +168,7 @@ def _save(view: View, action: Save, _: Policy) -> JobState:
         save_step=action.resume.step,
         save_generation=action.resume.generation,
         save_member=action.member,
+        save_tries=view.memory.save_tries + 1 if view.memory.phase == "saving" else 0,
         sources=action.resume.sources,
         cut=action.cut,
         finished=action.finished,

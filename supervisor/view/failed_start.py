@@ -73,7 +73,15 @@ def is_from_scratch(memory: JobState, step: int) -> bool:
     when the run completes its first step.
     """
     known = memory.unbegun
-    return known is not None and known.aside is not None and not memory.settled and step <= known.step
+    return known is not None and keeps_states_aside(memory) and step <= known.step
+
+
+def keeps_states_aside(memory: JobState) -> bool:
+    """True if the next run resumes from the states before this run from scratch if it ended now.
+
+    This holds until all ranks have completed a step of the same generation. A checkpoint would replace them.
+    """
+    return memory.unbegun is not None and memory.unbegun.aside is not None and not memory.settled
 
 
 def without_failed_start(view: View) -> JobState:

@@ -295,6 +295,8 @@ class JobState:
     bystanders: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     # `End.completion` of the end that was decided
     completion: Completion | None = field(default=None, compare=False, metadata=UNRECORDED)
+    # how often the last checkpoint was ordered again, because a member had not saved it
+    save_tries: int = field(default=0, metadata=added())
     # how many members the group lacks compared with the run's full size (`Policy.min_members`)
     reduced_by: int = field(default=0, metadata=added())
     # the changes of the size, oldest first

@@ -93,6 +93,17 @@ def test_a_lost_member_whose_private_state_a_peer_holds_costs_nothing(start: Sta
     resumed(run, ended)
 
 
+def test_a_member_whose_ranks_have_moved_to_the_standby_saves_the_state_that_it_holds(
+    start: Start, tmp_path: Path
+) -> None:
+    """The group fails again before it makes another snapshot."""
+    run = buggy(start, tmp_path, "kill, then exit", MEMBERS + " --standby 1 --nproc-per-node 2")
+    ended = run.finish()
+    assert ended.code == 5, ended.output
+    assert SAVED in ended.lines[-1]
+    resumed(run, ended)
+
+
 def test_a_member_that_no_longer_answers_delays_the_end_for_a_bounded_time(
     start: Start, tmp_path: Path
 ) -> None:
@@ -151,7 +162,8 @@ def test_ctrl_c_twice_ends_the_save(start: Start, tmp_path: Path, storage: Stora
     run.interrupt_again()
     ended = run.finish()
     assert ended.code == 130
-    assert "stopped immediately, as requested" in ended.lines[-1]
+    said = "stopped immediately, as requested, while the run was ending: --max-restarts 0 reached"
+    assert said in ended.lines[-1]
 
 
 def test_storage_that_cannot_be_written_leaves_the_exit_code_and_is_named(

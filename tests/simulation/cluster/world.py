@@ -334,6 +334,9 @@ class World:
             newest = self.store.newest()
             kept = newest.step if newest is not None else 0
             assert self._best(view) <= kept, "ends although members hold a state that is not on storage"
+        if isinstance(action, Save):
+            order = orders.order_for(after, action.member, self.policy, None)
+            assert order.save == after.save > 0, "the member that saves does not receive the request"
         if isinstance(action, Start):
             self.starts.append(action)
             least = self.policy.min_members if self.resizes else 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,12 +90,31 @@ async def test_the_time_for_which_storage_has_taken_nothing_is_reported(
             fsync(descriptor)
 
         monkeypatch.setattr(os, "fsync", seen_before)
-        saver._moved_s -= 1000.0  # nothing had to be written in this time
+        assert saver.unmoved_s == -1.0, "a new sidecar has not written anything"
+        saver._moved_s = time.monotonic() - 1000.0  # nothing had to be written in this time
         assert saver.unmoved_s >= 1000.0
         await saver.save(record, (), {}, asked=1)
     assert saver.durable.error == ""
     assert max(seen) < 500.0, "writing must count as progress"
     assert saver.unmoved_s < 500.0
+
+
+async def test_an_attempt_that_is_repeated_after_an_unexpected_error_is_no_progress(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ready(here)
+    async with fetching(here) as fetcher:
+        saver = CheckpointSaver(holdings(here), fetcher, DirectoryStorage(tmp_path))
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("unexpected")
+
+        monkeypatch.setattr(saver, "_save", fail)
+        for begun in (True, False):
+            saver._moved_s = time.monotonic() - 1000.0
+            with pytest.raises(RuntimeError, match="unexpected"):
+                await saver.save(record, (), {}, asked=1)
+            assert (saver.unmoved_s < 500.0) is begun
 
 
 async def test_private_states_on_other_members_are_fetched(here: Path, there: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_after_the_answer_to_an_older_save_the_wait_continues_for_a_bounded_time
     old = CheckpointReport(7, 1, "p", 0.1, "", 1)
     assert isinstance(saving(old), Wait)
     assert isinstance(saving(old, connected=False), Wait)
-    late = "stopped without its last checkpoint: storage accepted no more data for 50 s"
+    late = "stopped without its last checkpoint: member m0 did not begin to save it for 50 s"
     assert saving(old, 50.0) == End(exit_codes.INTERRUPTED, late)
     gone = "stopped without its last checkpoint: member m0 is lost"
     assert saving(old, exists=False) == End(exit_codes.INTERRUPTED, gone)
@@ -202,6 +202,69 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
     assert stops.resume.step == 7
     ends = decide(replace(view(lost, older, finished=True, **given), stored=on_storage()), POLICY)
     assert ends == missing("member m0 is lost; there is no other")
+
+
+HOLDS = tuple((r, 1, 9) for r in (0, 1))
+
+
+def late(now_s: float, policy: Policy = POLICY, unmoved_s: float = -1.0, **given: Any) -> Any:
+    """Decide about a member that was to save the state at 100 s, with another that holds the state too."""
+    of_saver = {name: given.pop(name) for name in ("back_ns", "heard_ns") if name in given}
+    saver = holding("m0", ((1, 9),), HOLDS, unmoved_s=unmoved_s)
+    usual: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
+    usual |= {"save_generation": 1, "since_ns": 100 * S, **given}
+    both = (replace(saver, **of_saver), holding("m1", ((1, 9),), HOLDS))
+    return decide(replace(view(*both, now_s=now_s, **usual), stored=on_storage()), policy)
+
+
+def test_another_holder_is_asked_if_the_first_does_not_begin_to_save() -> None:
+    assert isinstance(late(149.0), Wait)
+    action = late(150.0)
+    assert isinstance(action, Save)
+    assert (
+        action.why == "member m0 did not begin to save it for 50 s: member m1 saves the checkpoint of step 9"
+    )
+    assert action.member == "m1"
+    assert late(150.0, unmoved_s=60.0).member == "m1", "its last write was before the request"
+    ends = late(150.0, save_tries=closing.MAX_SAVE_TRIES)
+    assert isinstance(ends, End), "the end is bounded even if no member saves"
+
+
+def test_storage_that_accepts_nothing_ends_a_run_on_one_machine_in_time() -> None:
+    said = "storage accepted no more data for 50 s"
+    ends = late(151.0, unmoved_s=50.5)
+    assert isinstance(ends, End)
+    assert ends.why.endswith(said)
+    new = late(151.0, unmoved_s=90.0, heard_ns=101 * S)
+    assert isinstance(new, End), "the member began before this supervisor took over"
+    assert new.why.endswith(said)
+    once = late(151.0, CLUSTER, unmoved_s=50.5)
+    assert isinstance(once, Save), "storage may respond to another node"
+    assert once.member == "m1"
+    assert isinstance(late(151.0, CLUSTER, unmoved_s=50.5, save_tries=1), End)
+
+
+def test_a_sidecar_that_dies_again_and_again_does_not_delay_the_end_forever() -> None:
+    """Each new sidecar writes the checkpoint from the beginning, which is no progress."""
+    assert isinstance(late(250.0, unmoved_s=1.0), Wait), "the save may take an hour"
+    assert isinstance(late(159.0, unmoved_s=1.0, back_ns=149 * S), Wait)
+    first = late(151.0, unmoved_s=0.1, back_ns=151 * S)
+    assert isinstance(first, Save)
+    assert first.member == "m0", "if only its connection was interrupted, it is still writing"
+    assert late(151.0, unmoved_s=0.1, back_ns=151 * S, save_tries=1).member == "m1"
+    last = late(151.0, unmoved_s=0.1, back_ns=151 * S, save_tries=closing.MAX_SAVE_TRIES)
+    assert isinstance(last, End)
+    assert last.why.endswith("member m0 stopped reporting while it saved")
+
+
+def test_the_orders_to_save_the_last_checkpoint_again_are_counted() -> None:
+    seen = replace(view(*HELD, stop="graceful", save_tries=3, phase="securing"), stored=on_storage())
+    save = Save("m0", ResumePoint(9, 1, "slot", holders=("m0",)), "")
+    memory = transition.after(seen, save, POLICY)
+    assert memory.save_tries == 0
+    for tries in (1, 2):
+        memory = transition.after(replace(seen, memory=memory), save, POLICY)
+        assert memory.save_tries == tries
 
 
 def test_a_silent_holder_is_waited_for_when_the_saving_member_is_lost() -> None:
@@ -507,7 +570,7 @@ def test_a_briefly_silent_member_is_waited_for_but_not_until_it_is_lost() -> Non
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),
             {"now_s": 50.0, "held": 7},
-            "storage accepted no more data for 50 s; the newest is from step 7",
+            "member m0 did not begin to save it for 50 s; the newest is from step 7",
         ),
         (
             CheckpointReport(7, 1, "p", 0.0, "", 1),

@@ -91,6 +91,20 @@ def test_one_member_saves() -> None:
     assert order("m0", save_member="m1", **given).save == 0
 
 
+def test_a_holder_without_ranks_saves() -> None:
+    """Its ranks may have moved to a standby before the group made another snapshot."""
+    given: dict[str, Any] = {"save": 3, "save_step": 9, "save_generation": 2, "save_member": "m7"}
+    sources = (StateSource("u", 0, 2, 9),)
+    told = order("m7", phase="saving", sources=sources, **given)
+    assert (told.do, told.save, told.save_step, told.save_generation) == ("secure", 3, 9, 2)
+    assert (told.sources, told.just_in_time) == (sources, False)
+    for phase in ("securing", "running", "stopping"):
+        assert order("m7", phase=phase, **given).save == 0, phase
+    assert order("m8", phase="saving", **given).save == 0
+    waiting = OpenIncident(1, 1, 0, 0, 0.0, (fault("crash"),), preserved=3)
+    assert order("m7", phase="securing", incident=waiting, **given).save == 3
+
+
 def test_a_state_secured_in_a_recovery_is_saved_once_the_group_trains_again() -> None:
     given: dict[str, Any] = {"save": 3, "save_step": 9, "save_member": "m1"}
     assert order("m1", settled=False, **given).save == 0

@@ -9,17 +9,21 @@ import pytest
 
 from holdfast import exit_codes
 from holdfast.protocol.launcher_messages import Ending
+from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.decision import closing, resume_point, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.orders import order_for
 from supervisor.view.model import (
+    UNREAD,
     Checkpoint,
     Done,
     End,
     JobState,
+    PendingStart,
     Policy,
     Save,
+    SetAsideState,
     StopRequest,
     StorageContents,
     View,
@@ -117,6 +121,10 @@ def test_a_second_stop_request_ends_the_save_at_once() -> None:
             assert (world.ended.exit_code, world.ended.why) == (1, whole.ended.why)
         else:
             assert world.ended.exit_code == exit_codes.INTERRUPTED
+            said = "stopped immediately, as requested, while the run was ending: "
+            assert world.ended.why.startswith(said)
+            assert "the same failure 3 times at step 5; " in world.ended.why
+            assert world.ended.cause is not None
             assert [type(a) for _, a, _ in world.journal][-3:] == [Save, End, Done]
 
 
@@ -173,6 +181,21 @@ def test_the_state_is_saved_by_a_member_that_holds_it_and_displaces_no_older_che
     assert order_for(seen.memory, "m0", POLICY, None).keep == POLICY.keep
 
 
+def test_a_member_whose_ranks_have_moved_to_a_standby_saves_the_state_that_it_holds() -> None:
+    seen = ending(9)
+    held = holding("m00", ((1, 9),), (), launcher=launcher())
+    assert held.report is not None
+    moved = replace(held, report=replace(held.report, secured_for=1))
+    seen = replace(seen, members=(moved, *seen.members))
+    action = decide(seen, POLICY)
+    assert isinstance(action, Save)
+    memory = transition.after(seen, action, POLICY)
+    assert action.member == "m00"
+    assert "m00" not in memory.positions
+    order = order_for(memory, "m00", POLICY, None)
+    assert (order.save, order.save_step, order.sources) == (1, 9, action.resume.sources[3:])
+
+
 @pytest.mark.parametrize("checkpoints", [(9,), (9, 4), (12,)])
 def test_a_state_that_is_no_newer_than_a_checkpoint_is_not_saved(checkpoints: tuple[int, ...]) -> None:
     action = decide(ending(9, checkpoints=checkpoints), POLICY)
@@ -190,6 +213,42 @@ def test_an_end_without_a_complete_state_says_what_is_missing(
     action = decide(ending(9, other=False, checkpoints=checkpoints), POLICY)
     assert isinstance(action, End)
     assert action.why == f"{WHY}; {clause}: the private state of rank 1 is missing"
+
+
+def test_a_supervisor_that_has_just_taken_over_looks_for_newer_checkpoints_first() -> None:
+    unread = StorageContents((), error=UNREAD)
+    seen = replace(ending(5), stored=unread)
+    assert decide(seen, POLICY) == Wait(109 * S, "looking for checkpoints on storage")
+    newer = StorageContents((Checkpoint(8, 1, 2, "p"),), looked_ns=100 * S, heard=9)
+    assert isinstance(decide(replace(seen, stored=newer), POLICY), End)
+    assert isinstance(decide(replace(seen, now_ns=109 * S), POLICY), Save), "storage may never respond"
+    assert isinstance(decide(seen, replace(POLICY, has_storage=False)), End)
+
+
+def test_a_run_from_scratch_that_fails_in_its_second_step_keeps_the_earlier_checkpoints() -> None:
+    """As long as the run has not settled, the next run resumes from them if the user changes their mind."""
+    aside = SetAsideState((Lineage(1, 4),), (), (), 20)
+    begun = PendingStart(5, 0, (), aside=aside)
+    seen = replace(
+        ending(1), stored=StorageContents((Checkpoint(20, 0, 2, "p"),), looked_ns=100 * S, heard=9)
+    )
+
+    def decided(**given: Any) -> Any:
+        memory = replace(seen.memory, **{"unbegun": begun, "lineage": (Lineage(1, 0),), **given})
+        return decide(replace(seen, memory=memory), POLICY)
+
+    action = decided()
+    assert isinstance(action, End)
+    assert action.why == (
+        f"{WHY}; the state of step 1 was not saved, to keep the checkpoints from before this run, which began"
+        " from scratch"
+    )
+    memory = transition.after(replace(seen, memory=replace(seen.memory, unbegun=begun)), action, POLICY)
+    assert (memory.lineage, memory.saved) == (aside.lineage, 20)
+    assert isinstance(decided(unbegun=replace(begun, aside=None)), Save)
+    assert isinstance(decided(settled=True), Save)
+    seen = replace(seen, stored=StorageContents(looked_ns=100 * S, heard=9))
+    assert isinstance(decided(), Save), "there is nothing to keep"
 
 
 def test_a_job_without_storage_says_where_its_state_was() -> None:
@@ -241,12 +300,18 @@ def test_a_member_that_may_hold_a_newer_state_is_waited_for_within_its_timeout()
         assert isinstance(action, Save | End)
 
 
-def saving(durable: CheckpointReport, now_s: float = 140.0, stored: bool = True, **given: Any) -> Any:
+def saving(
+    durable: CheckpointReport,
+    now_s: float = 140.0,
+    stored: bool = True,
+    unmoved_s: float = -1.0,
+    **given: Any,
+) -> Any:
     seen = ending(9)
     memory = transition.after(seen, decide(seen, POLICY), POLICY)
     told = seen.members[0].report
     assert told is not None
-    first = replace(seen.members[0], report=replace(told, durable=durable), **given)
+    first = replace(seen.members[0], report=replace(told, durable=durable, unmoved_s=unmoved_s), **given)
     found = (Checkpoint(9, 1, 2, "p"),) if stored else ()
     now = View(int(now_s * S), 0.0, memory, (first, seen.members[1]), StorageContents(found, heard=9))
     return decide(now, POLICY)
@@ -261,7 +326,7 @@ def saving(durable: CheckpointReport, now_s: float = 140.0, stored: bool = True,
             "the state of step 9 could not be saved: No space left on device",
         ),
         (
-            saving(CheckpointReport(), now_s=151.0),
+            saving(CheckpointReport(), now_s=151.0, unmoved_s=50.0),
             "the state of step 9 could not be saved: storage accepted no more data for 50 s",
         ),
         (

@@ -169,7 +169,7 @@ CHECKING = "checking whether the checkpoint of step 9 is on storage"
         (saving(now_s=147.0), Wait(150 * S, "saving")),
         (
             saving(now_s=150.0),
-            stopped("stopped without its last checkpoint: storage accepted no more data for 50 s", *CUT),
+            stopped("stopped without its last checkpoint: member m0 did not begin to save it for 50 s", *CUT),
         ),
         (saving(holder("m0", unmoved_s=3.0, silent_s=1.0), now_s=150.0), Wait(155 * S, "saving")),
         (
@@ -285,7 +285,7 @@ ANOTHER = resume_point.newest(saving(LOST, holder("m1")), 9)
             saving(holder("m0", durable=written()), stored=on_storage(error="it is away"), now_s=150.0),
             unsaved("it is away"),
         ),
-        (saving(now_s=150.0), unsaved("storage accepted no more data for 50 s; there is no other")),
+        (saving(now_s=150.0), unsaved("member m0 did not begin to save it for 50 s; there is no other")),
         (saving(LOST), unsaved("member m0 is lost; there is no other")),
         (
             saving(LOST, holder("m1")),
