@@ -10,7 +10,6 @@ from typing import Any
 
 from holdfast.process.clock import seconds_to_next_tick
 from nodeagent.agent.inbox import Inbox
-from nodeagent.evaluation.samples import MOST_PERIODS
 from nodeagent.model import Observation, kind_of
 from nodeagent.sensing.pauses import LoopPauses
 from nodeagent.sensing.progress import CallProgress, MarksProgress
@@ -18,9 +17,9 @@ from nodeagent.sensing.sensor import WAIT_S, Omission, Sensor, Unavailable
 
 RETRY_S = 30.0  # the retry interval of a blind sensor: a driver's pod takes about as long to restart
 REPORT_AFTER_S = 5.0  # longer calls are reported in every cycle
-# A sensor whose reads take so many periods, so many times in a row, is too slow: between two samples, no more
-# of a check's periods count, so its faults are found late.
-SLOW_PERIODS, SLOW_READS = MOST_PERIODS, 3
+# A sensor whose reads take so long, so many times in a row, finds faults late. It is three of the sensors'
+# periods of 5 s: of a longer time between two samples, only three periods count.
+SLOW_S, SLOW_READS = 15.0, 3
 SEEING, BLIND = 0.0, 1.0
 NOT_YET = "it has not been read yet"
 RELEASED = "closed, because an operator has released the GPUs"
@@ -91,9 +90,6 @@ class SensorThread:
         self._now_s = now_s
         self._released = released
         self._pauses = pauses or LoopPauses(WAIT_S)
-        self._period_s = (
-            fitted.sensor.period_s
-        )  # as the policy's periods expect; a short run reads more often
         self._read_s: float | None = None  # the duration of the last read
         self._slow_reads = 0  # in a row, the newest ones
         self._stop, self._nudge = threading.Event(), threading.Event()
@@ -153,8 +149,8 @@ class SensorThread:
 
     def _why_slow(self) -> str:
         return (
-            f"each of its last {SLOW_READS} sweeps took more than {SLOW_PERIODS * self._period_s:g} s, the "
-            f"last one {self._read_s or 0.0:.0f} s, so it finds faults late"
+            f"each of its last {SLOW_READS} sweeps took more than {SLOW_S:g} s, the last one "
+            f"{self._read_s or 0.0:.0f} s, so it finds faults late"
         )
 
     def _run(self) -> None:
@@ -199,13 +195,12 @@ class SensorThread:
 
     def _note_duration(self, took_s: float) -> None:
         """Count the reads in a row that took too long; those of the state's disk are reported otherwise."""
-        slow = self._period_s > 0 and not self.fitted.reads_state
-        slow = slow and took_s > SLOW_PERIODS * self._period_s
-        if slow:
+        sweeps = self.sensor.period_s > 0 and not self.fitted.reads_state
+        if sweeps and took_s > SLOW_S:
             now = time.monotonic()
             took_s -= self._pauses.within_s(now - took_s, now)
-            slow = took_s > SLOW_PERIODS * self._period_s
-        self._read_s, self._slow_reads = took_s, self._slow_reads + 1 if slow else 0
+        self._read_s = took_s
+        self._slow_reads = self._slow_reads + 1 if sweeps and took_s > SLOW_S else 0
 
     def _collect(self) -> Iterable[Observation]:
         return tuple(self.sensor.read())

@@ -12,9 +12,9 @@ from math import inf, isfinite
 from typing import Any
 
 from nodeagent.evaluation import growth, memory, samples
-from nodeagent.evaluation.bursts import EventBursts
+from nodeagent.evaluation.bursts import Burst, EventBursts
 from nodeagent.evaluation.devices import INVENTORY
-from nodeagent.evaluation.evidence import MARKS, Evidence, is_end_mark, time_off
+from nodeagent.evaluation.evidence import MARKS, Event, Evidence, is_end_mark, time_off
 from nodeagent.evaluation.judging import Judge
 from nodeagent.evaluation.retention import EvidenceRetention
 from nodeagent.evaluation.samples import LATE_S
@@ -33,6 +33,8 @@ class Evaluator:
         self._findings: tuple[HealthFinding, ...] | None = None  # None: not computed since the last change
         self.until_s = inf  # the time when the last findings may change without new evidence
         self._asked_s = inf
+        # by event that has changed since the last query: its recurrences, if the first change came very late
+        self._reported: dict[Event, dict[str, list[Burst]]] = {}
 
     @property
     def policy(self) -> HealthPolicy:
@@ -157,16 +159,15 @@ class Evaluator:
         if seen.variant not in variants:
             self._retention.make_room_for_variant(event, seen.at_s)
         self._retention.keep_recurrence(event, seen)
-        is_late = seen.at_s < self._asked_s - LATE_S and isfinite(self._asked_s)
-        recurrences = self._retention.recurrences(event, self._asked_s) if is_late else {}
+        self._note_recurrences(event, seen.at_s)
         evidence.entities.add(seen.entity)
         self._judge.revise_event(event, seen.at_s)
         is_mark = is_end_mark(event, seen.variant)
         is_new = variants.setdefault(seen.variant, EventBursts(exact=is_mark)).add(seen)
         if seen.check == "boot" and (off := time_off(seen)) is not None:
             variants[seen.variant].join(EventBursts([off]))
-        if recurrences:
-            self._retention.keep_recurrences(event, recurrences, self._asked_s)
+        if reported := self._reported[event]:
+            self._retention.keep_recurrences(event, reported, self._asked_s)
         evidence.keep_company(event, seen.variant, seen.at_s)
         if is_mark:
             evidence.thin_marks(event, seen.variant)
@@ -177,10 +178,20 @@ class Evaluator:
             evidence.note_mark(seen, self.policy)
         return is_new
 
+    def _note_recurrences(self, event: Event, at_s: float) -> None:
+        """Before the first change of an event since the last query, note the recurrences that it has shown.
+
+        They matter only if the change is later than promised: an event in time never hides them.
+        """
+        if event not in self._reported:
+            is_late = isfinite(self._asked_s) and at_s < self._asked_s - LATE_S
+            self._reported[event] = self._retention.recurrences(event, self._asked_s) if is_late else {}
+
     # -- findings
 
     def findings(self, now_s: float) -> tuple[HealthFinding, ...]:
         """Return all current findings, worst first; the same tuple until evidence or time changes them."""
+        self._reported.clear()
         if now_s < self._asked_s:
             self._judge.revise()  # findings that have cleared since may be active at the earlier time
         if self._findings is None or not self._asked_s <= now_s < self.until_s:

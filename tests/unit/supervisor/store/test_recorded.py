@@ -42,6 +42,7 @@ def test_dataclasses_and_collections_become_json_at_any_depth() -> None:
         "dropped",
         "untried",
         "asked",
+        "save_tries",
     )
     assert list(recorded(memory())) == [each for each in JobState.__slots__ if each not in unrecorded]
 

@@ -102,6 +102,18 @@ def test_a_very_late_sign_breaks_a_silence_that_did_not_count_yet() -> None:
     assert said_by(made, now_s=DAY_S) == REBOOT
 
 
+def test_what_a_first_look_reads_in_any_order_is_no_recurrence_that_was_reported() -> None:
+    """The queue delivers each variant in the order of time, but one variant after the other."""
+    link = "NETIR_LINK_DOWN Fatal {} 0x00000001"
+    made = Evaluator(SHIPPED, 575)
+    assert not shown(now_s=DAY_S, made=made)
+    signs = [(at_s, "0x00200011") for at_s in (0.0, 3700.0, 7400.0, 11100.0, 14800.0)]
+    signs += [(at_s + 1850.0, "0x00200091") for at_s, _ in signs[:-1]]
+    in_order = shown(*(xid(149, at_s, link.format(bits)) for at_s, bits in sorted(signs)), now_s=DAY_S)
+    found = shown(*(xid(149, at_s, link.format(bits)) for at_s, bits in signs), now_s=DAY_S, made=made)
+    assert found == in_order
+
+
 def booted(last_s: float, at_s: float) -> Observation:
     return Observation(at_s, "boot", "node", "agent", facts=((LAST_SEEN, repr(last_s)),))
 
