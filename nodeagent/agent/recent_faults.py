@@ -80,10 +80,15 @@ class RecentFaults:
             found[key] = found.get(key, FadingSum(0.0, now_s)).plus(
                 lasted_s if key in self.present else 0.0, now_s, FADES_S
             )
-        left_s = {key: each.left_s(now_s, FADES_S) for key, each in found.items()}
-        kept = [key for key in found if key in present or left_s[key] >= FORGOTTEN_S]
-        kept.sort(key=left_s.__getitem__, reverse=True)
-        return {key: found[key] for key in kept[:MAX_FINDINGS]}
+        kept = {
+            key: each
+            for key, each in found.items()
+            if key in present or each.left_s(now_s, FADES_S) >= FORGOTTEN_S
+        }
+        if len(kept) <= MAX_FINDINGS:
+            return kept
+        greatest = sorted(kept, key=lambda key: kept[key].left_s(now_s, FADES_S), reverse=True)
+        return {key: kept[key] for key in greatest[:MAX_FINDINGS]}
 
     def of_finding_s(self, finding: HealthFinding, now_s: float) -> float:
         """Return how long a finding was present recently."""

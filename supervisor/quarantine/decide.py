@@ -145,14 +145,14 @@ def _may_be_traded(node: NodeView, now_s: float, policy: NodePolicy) -> bool:
 
 def _candidates(pool: PoolView, policy: NodePolicy) -> list[NodeView]:
     """Return the nodes that may need an action or a hold: usually a few out of thousands."""
-    stale_s, memory_s = policy.stale_s, policy.memory_s
+    stale_s, memory_s, unsteady_s = policy.stale_s, policy.memory_s, evidence.UNSTEADY_S
     return [
         node
         for node in pool.nodes
         if (report := node.report) is None
         or report.findings
         or report.calmed_s < memory_s
-        or report.unsteady_s >= evidence.UNSTEADY_S
+        or report.unsteady_s >= unsteady_s
         or report.left_out
         or node.quarantine is not None
         or node.silent_s > stale_s
@@ -337,6 +337,8 @@ def _updated_taint(
         return None
     outlived = _outlives_a_boot(confirmed, report, held)
     found_again = _is_found_again(confirmed, report, held)
+    if not (outlived or found_again or _adds_something(confirmed, report, held)):
+        return None
     taint = _taint(node, report, confirmed, NO_NEW_WORK)
     kept, remedies, is_cut = _merged_evidence(taint, held)
     after = replace(
@@ -352,6 +354,20 @@ def _updated_taint(
         is_cut=is_cut,
     )
     return after if _content(after) != _content(held) else None
+
+
+def _adds_something(confirmed: tuple[NodeFinding, ...], report: Report, held: Quarantine) -> bool:
+    """True if the findings contain a fault or need a remedy that the taint does not include.
+
+    It may have had no room for it, and then remains as it is.
+    """
+    return (
+        not set(evidence.keys(confirmed)) <= set(held.evidence)
+        or cost_rank(evidence.costliest_action(confirmed)) > cost_rank(held.action)
+        or not set(evidence.to_replace(confirmed, report)) <= set(held.replace)
+        or not set(evidence.remedies(confirmed)) <= set(held.remedies)
+        or (not held.is_cut and _is_cut(report, confirmed))
+    )
 
 
 def _content(held: Quarantine | Taint) -> tuple[object, ...]:
