@@ -181,6 +181,8 @@ class PrivateState:
         device.
         """
         found = self.quick()
+        if not self._buffers and not self._aliases:
+            return found == core
         if found != core[: len(found)]:
             return False
         rest = dict(core[len(found) :])
