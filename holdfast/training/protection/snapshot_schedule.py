@@ -274,6 +274,8 @@ class SnapshotSchedule:
     def copy_deferred(self, step: int) -> None:
         """Make the deferred copy of `step`, if any, because its tail has ended without changing anything."""
         deferred = self._requests.deferred
+        if deferred is None:
+            return
         self._requests = replace(self._requests, deferred=None)
         if deferred == step:
             self._copy_due(step)
@@ -333,7 +335,7 @@ class SnapshotSchedule:
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record the cost of a copy, and how long the host waited for it. None means the whole time."""
-        self._committed.search_parameters()
+        self._committed.collected(self.writer.collected)
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
             self.writer.overwrite_first = self._generation, step
