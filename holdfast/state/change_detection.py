@@ -199,7 +199,10 @@ class ChangeDetector:
         This takes a few microseconds.
         """
         values = self._values()
-        if len(values) != len(since.plain) or any(map(_differ, values, since.plain)):
+        then = since.plain
+        # Unchanged values are nearly always the same objects, and Python compares these without a call.
+        is_same = len(values) == len(then) and all(map(is_, values, then))
+        if not is_same and (len(values) != len(then) or any(map(_differ, values, then))):
             return f"{' or '.join(self._plain)} was changed"
         shown = _shown(since.walk.called)
         return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)

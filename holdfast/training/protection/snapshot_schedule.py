@@ -229,7 +229,8 @@ class SnapshotSchedule:
 
     def forget_stale(self) -> None:
         """Try again to discard the void snapshots that were being read in the last attempt."""
-        self._stale = [step for step in self._stale if not self.forget(step)]
+        if self._stale:
+            self._stale = [step for step in self._stale if not self.forget(step)]
 
     def amend(self, now: Footprint) -> None:
         """Make the current state the state of the last commit, in all copies. Its footprint is `now`."""
