@@ -101,7 +101,7 @@ class TorchGenerator:
         region = _region_of_torch()
         self._live = memoryview(b"")  # a view of the generator's memory; empty if its layout is unknown
         if region is not None:
-            self._live = _view(generator._cdata + region[0], region[1])
+            self._live = _view(_address(generator) + region[0], region[1])
         self._seen = memoryview(b"")
         self._packed = b""
 
@@ -117,6 +117,10 @@ class TorchGenerator:
         return self._packed
 
 
+def _address(generator: torch.Generator) -> int:
+    return int(getattr(generator, "_cdata", 0))
+
+
 def _view(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B").cast("Q")
 
@@ -126,20 +130,23 @@ def _region_of_torch() -> tuple[int, int] | None:
     """Return where torch keeps a generator's state: the offset in the generator, and the size in bytes.
 
     There, torch keeps the seed, the position, 624 words, and the second Gaussians of both precisions. The
-    layout is not documented. So it is tried on a generator of its own, and None is returned if one of these
-    changes is not seen in that memory.
+    layout is not documented, so it is tried on another generator. The result is None if that generator's
+    memory does not contain the words, or does not change whenever its state does.
     """
     import torch
 
     trial = torch.Generator("cpu")
     trial.manual_seed(_TRIAL_SEED)
-    words = struct.unpack_from(f"<{WORDS - 1}Q", tensor_bytes(trial.get_state()), _TORCH_WORDS_AT)
-    content = ctypes.string_at(trial._cdata, _TORCH_SEARCHED)
+    state = tensor_bytes(trial.get_state())
+    if not _address(trial) or len(state) < _TORCH_WORDS_AT + (WORDS - 1) * 8:
+        return None
+    words = [word & 0xFFFFFFFF for word in struct.unpack_from(f"<{WORDS - 1}Q", state, _TORCH_WORDS_AT)]
+    content = ctypes.string_at(_address(trial), _TORCH_SEARCHED)
     at = content.find(struct.pack(f"<{WORDS - 1}I", *words))
     if at < _TORCH_BEFORE:
         return None
     region = at - _TORCH_BEFORE, _TORCH_BEFORE + (WORDS - 1) * 4 + _TORCH_AFTER
-    view = _view(trial._cdata + region[0], region[1])
+    view = _view(_address(trial) + region[0], region[1])
     empty = torch.empty(1, dtype=torch.float64, device="cpu")
     for draw in (
         lambda: empty.uniform_(generator=trial),
