@@ -56,7 +56,7 @@ class _Walk:
     held: list[torch.Tensor]  # keeps the memory of `words` alive
     words: list[Any]
     # The optimizers, and which of the states in each optimizer's table are compared. A lookup by parameter
-    # would call torch's `Tensor.__hash__`, which is a Python function.
+    # would hash the parameter, for which torch calls a Python function.
     kept: list[tuple[torch.optim.Optimizer, tuple[int, ...]]]
     has_states: bool  # whether `tensors` includes the tensors in these states
     lists: list[torch.Tensor]  # tensors of objects with more than `FEW` tensors; only versions are compared
