@@ -52,6 +52,8 @@ class Arena:
         folder_rights.make_folder(self.directory)
         self._page = CommitRecords(self.directory)
         self._slots = tuple(Slot(path) for path in self._page.paths)
+        # The bytes of the records, and the results of `steps` for them by generation.
+        self._steps: tuple[bytes, dict[int | None, tuple[int, ...]]] = (b"", {})
 
     def records(self) -> tuple[CommitRecord, ...]:
         """Return the records of the complete snapshots, newest (generation, step) first."""
@@ -61,6 +63,18 @@ class Arena:
 
     def steps(self, generation: int | None = None) -> tuple[int, ...]:
         """Return the steps of the snapshots, of all generations or of `generation`, without a system call."""
+        # Each training step asks several times, and the records seldom change.
+        raw, known = self._page.raw(), self._steps
+        if known[0] != raw:
+            known = self._steps = (raw, {})  # replaced as a whole, because several threads may ask
+        found = known[1].get(generation)
+        if found is None:
+            found = self._steps_of(generation)
+            if self._page.raw() == raw:
+                known[1][generation] = found
+        return found
+
+    def _steps_of(self, generation: int | None) -> tuple[int, ...]:
         found = (self._page.read(slot) for slot in range(SNAPSHOT_SLOTS))
         return tuple(
             record.step for record in found if record is not None and generation in (None, record.generation)

@@ -17,7 +17,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.fileio import folder_rights
@@ -60,19 +60,17 @@ class PrivateBlob:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The content of the header. It determines all positions in the file."""
+    """The content of the header, and what follows from it. It determines all positions in the file."""
 
     rank: int
     every: int
     capacity_bytes: int
+    stride_bytes: int = field(init=False)
+    few: bool = field(init=False)  # whether there are places only for the last few steps
 
-    @property
-    def stride_bytes(self) -> int:
-        return RECORD_BYTES + self.capacity_bytes
-
-    @property
-    def few(self) -> bool:
-        return self.capacity_bytes > FEW_BYTES
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stride_bytes", RECORD_BYTES + self.capacity_bytes)
+        object.__setattr__(self, "few", self.capacity_bytes > FEW_BYTES)
 
     @property
     def file_bytes(self) -> int:

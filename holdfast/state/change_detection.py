@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, is_not, methodcaller, ne
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 from holdfast.state import capture
 from holdfast.state.torch_hooks import is_optimizer
@@ -38,6 +38,7 @@ SAMPLED = 16  # the number of tensors of each kind (trained, frozen) whose addre
 FEW = 32  # a state_dict that creates more tensor objects than this is not called for each comparison
 WORDS = 32  # at least this many words are compared, if the sampled tensors are large enough
 
+_T = TypeVar("_T")
 _content = attrgetter("value")
 _values, _flat = methodcaller("values"), chain.from_iterable
 _FIXED = (bool, int, float, str, type(None))  # immutable types
@@ -54,8 +55,10 @@ class _Walk:
     sampled_places: list[int]
     held: list[torch.Tensor]  # keeps the memory of `words` alive
     words: list[Any]
-    # The parameters whose optimizer states are compared, with their optimizers.
-    kept: list[tuple[torch.optim.Optimizer, torch.Tensor]]
+    # The optimizers, and which of the states in each optimizer's table are compared. A lookup by parameter
+    # would hash the parameter, for which torch calls a Python function.
+    kept: list[tuple[torch.optim.Optimizer, tuple[int, ...]]]
+    has_states: bool  # whether `tensors` includes the tensors in these states
     lists: list[torch.Tensor]  # tensors of objects with more than `FEW` tensors; only versions are compared
     called: dict[str, Any]  # objects whose state_dict is called for each comparison
     form: _Form | None  # where the walk found the tensors; None if only another walk can find them again
@@ -77,8 +80,7 @@ class _Form:
     marks: list[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):  # made in each step; a frozen dataclass takes several times as long
     """The properties of the state of `step` that were recorded at its commit."""
 
     step: int
@@ -91,13 +93,14 @@ class Footprint:
     shown: dict[str, list[Any]]  # the content of each other object's state_dict
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
+class _States(NamedTuple):
     """The optimizers' states for some of the parameters."""
 
     counts: list[int]  # for each optimizer, the number of parameters that have a state
     tensors: list[int]  # the identities of the tensors in the states
-    rest: list[Any]  # the versions of these tensors, and the values that are not tensors
+    # The values that are not tensors, and before them the versions of the tensors if the walk has not listed
+    # these tensors.
+    rest: list[Any]
 
 
 class ChangeDetector:
@@ -159,6 +162,11 @@ class ChangeDetector:
             self._replaced = step
         return True
 
+    @property
+    def finds_as_collector(self) -> bool:
+        """False if a module decides itself what its parameters are, which only another walk can find."""
+        return self._walk is not None and self._walk.form is not None
+
     def first_change(self, since: Footprint) -> str | None:
         """Describe the first change since `since`; return None if nothing has changed."""
         return self.first_write(since) or self._differs(since)
@@ -191,7 +199,10 @@ class ChangeDetector:
         This takes a few microseconds.
         """
         values = self._values()
-        if len(values) != len(since.plain) or any(map(_differ, values, since.plain)):
+        then = since.plain
+        # Unchanged values are nearly always the same objects, and Python compares these without a call.
+        is_same = len(values) == len(then) and all(map(is_, values, then))
+        if not is_same and (len(values) != len(then) or any(map(_differ, values, then))):
             return f"{' or '.join(self._plain)} was changed"
         shown = _shown(since.walk.called)
         return next((f"{name} was changed" for name, was in since.shown.items() if shown[name] != was), None)
@@ -246,8 +257,11 @@ class ChangeDetector:
 
     def _values(self) -> list[Any]:
         """Return the attributes of the schedulers and scalers, and the versions of their tensors."""
+        import torch
+
         found: list[Any] = list(chain.from_iterable(map(_attributes, self._plain.values())))
-        return [*found, *map(capture.version, found)]
+        tensor = torch.Tensor
+        return [*found, *[capture.version(each) for each in found if isinstance(each, tensor)]]
 
     def _options(self) -> list[Any]:
         """Return the values in the optimizers' groups, and the versions of learning rates in tensors."""
@@ -266,10 +280,9 @@ class ChangeDetector:
         named = list(self._tensors())
         trained, frozen = ([t for t in parameters if t.requires_grad is kind] for kind in (True, False))
         kept = [
-            (each, own)
+            (each, tuple(_sample(_states_of_tensors(each), SAMPLED)))
             for top in self._optimizers
             for each in (top, *capture.wrapped_optimizers(top).values())
-            for own in _sample([p for p, has in each.state.items() if _is_tensor(p) and has], SAMPLED)
         ]
         sampled = [*_sample(trained, SAMPLED), *_sample(frozen, SAMPLED)]
         others = [] if self._loose else _sample([t for _, t in named[len(parameters) :]], SAMPLED)
@@ -282,9 +295,24 @@ class ChangeDetector:
         lists, called, kinds = self._look_at_others()
         names += kinds
         places = _places(tensors)
+        listed = set(map(id, tensors))
+        has_states = all(id(each) in listed for each in _tensors_and_rest(kept)[0])
         form = self._form()
         places_sampled = _places(sampled)
-        return _Walk(names, tensors, places, sampled, places_sampled, held, words, kept, lists, called, form)
+        return _Walk(
+            names,
+            tensors,
+            places,
+            sampled,
+            places_sampled,
+            held,
+            words,
+            kept,
+            has_states,
+            lists,
+            called,
+            form,
+        )
 
     def _form(self) -> _Form | None:
         """Return where the watched tensors are; None if a module decides itself what its parameters are."""
@@ -354,14 +382,33 @@ class ChangeDetector:
 
     def _states(self, walk: _Walk) -> _States:
         """Return the optimizers' states for the sampled parameters. This takes a few microseconds."""
-        import torch
 
-        found = list(_flat(optimizer.state.get(own, {}).values() for optimizer, own in walk.kept))
-        tensor, plain = torch.Tensor, _FIXED
-        tensors = [each for each in found if isinstance(each, tensor)]
-        rest = [each for each in found if type(each) in plain]
+        tensors, rest = _tensors_and_rest(walk.kept)
         counts = [len(each.state) for each in self._optimizers]
-        return _States(counts, list(map(id, tensors)), [*capture.versions(tensors), *rest])
+        if not walk.has_states:
+            rest = [*capture.versions(tensors), *rest]
+        return _States(counts, list(map(id, tensors)), rest)
+
+
+def _states_of_tensors(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the places of the states that belong to a tensor and are not empty."""
+    return [n for n, (key, has) in enumerate(optimizer.state.items()) if _is_tensor(key) and has]
+
+
+def _tensors_and_rest(
+    kept: list[tuple[torch.optim.Optimizer, tuple[int, ...]]],
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return the tensors in the states at these places, and the plain values."""
+    import torch
+
+    found: list[Any] = []
+    for optimizer, places in kept:
+        states = list(optimizer.state.values())
+        for n in places:
+            if n < len(states) and isinstance(states[n], dict):
+                found += states[n].values()
+    tensor, plain = torch.Tensor, _FIXED
+    return [v for v in found if isinstance(v, tensor)], [v for v in found if type(v) in plain]
 
 
 def _held(
@@ -540,10 +587,10 @@ def _differ(now: Any, then: Any) -> bool:
     return compare(now, then)
 
 
-def _sample(tensors: list[torch.Tensor], most: int) -> list[torch.Tensor]:
-    """Return at most `most` of `tensors`, evenly spaced."""
-    count = min(most, len(tensors))
-    return [tensors[n * len(tensors) // count] for n in range(count)]
+def _sample(found: list[_T], most: int) -> list[_T]:
+    """Return at most `most` of `found`, evenly spaced."""
+    count = min(most, len(found))
+    return [found[n * len(found) // count] for n in range(count)]
 
 
 def _word_views(tensor: torch.Tensor, count: int) -> list[Any]:

@@ -15,8 +15,8 @@ limits:
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -136,18 +136,20 @@ class _Window:
     """The most recent values, in order of arrival and in sorted order."""
 
     def __init__(self, size: int) -> None:
-        self.recent: deque[float] = deque(maxlen=size)
+        self._size = size
+        # Each step stores these values. In an array they are in one place, and need not be collected.
+        self.recent = array("d")
         self.ordered: list[float] = []
 
     def learn(self, value: float) -> None:
-        if len(self.recent) == self.recent.maxlen:
+        if len(self.recent) == self._size:
             del self.ordered[bisect_left(self.ordered, self.recent[0])]
+            del self.recent[0]
         self.recent.append(value)
         insort(self.ordered, value)
 
     def replace(self, values: Sequence[float]) -> None:
-        self.recent.clear()
-        self.recent.extend(values)
+        self.recent = array("d", values[-self._size :])
         self.ordered = sorted(self.recent)
 
     def median(self) -> float:

@@ -74,13 +74,17 @@ class ModuleFlags:
         self._describe()
         return left
 
-    def commit(self) -> None:
-        """Add the flags that changed in this step to the state that is being committed."""
+    def commit(self) -> bool:
+        """Add the flags that changed in this step to the state that is being committed.
+
+        Returns whether any have changed.
+        """
         # Build a list first, because with a generator, `any` would stop at the first change and skip the
         # other trackers.
         changes = [tracker.record_changes() for tracker in (self._trackers or {}).values()]
         if any(changes):
             self._describe()
+        return any(changes)
 
     def _describe(self) -> None:
         found = {

@@ -117,7 +117,9 @@ class PrivateState:
         If `expected` is True, and the optimizer's step turns a buffer into a copy of another buffer (see
         `learn_copies`), the result has the content that this buffer will have at the commit.
         """
-        sections = [*self.quick(), *self._buffer_sections()]
+        sections = self.quick()
+        if self._buffers or self._aliases:
+            sections += self._buffer_sections()
         if not expected or not self._copies:
             return sections
         there = dict(sections)
@@ -181,6 +183,8 @@ class PrivateState:
         device.
         """
         found = self.quick()
+        if not self._buffers and not self._aliases:
+            return found == core
         if found != core[: len(found)]:
             return False
         rest = dict(core[len(found) :])
@@ -587,7 +591,7 @@ def _lies_in(buffer: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 def _versions_of(places: list[_Place]) -> list[_TensorVersion]:
     """Return the identity and version of the tensor at each of `places`."""
-    return [(id(table[key]), capture.version(table[key])) for _, table, key in places]
+    return [(id(table[key]), capture.version(table[key])) for _, table, key in places] if places else []
 
 
 def _shape(buffer: torch.Tensor | None) -> list[Any] | None:

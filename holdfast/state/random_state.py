@@ -27,6 +27,11 @@ Section = tuple[str, bytes]
 
 _CUDA_BYTES = 16  # the size of a CUDA generator's state: its seed and its offset
 _PYTHON = struct.Struct("<625I?d")
+_TRIAL_SEED = 20_110_503
+# In the result of `get_state()`, the words follow the seed, the position and a flag.
+_TORCH_WORDS_AT = 24
+_TORCH_SEARCHED = 2624  # no more than the size of a generator
+_TORCH_BEFORE, _TORCH_AFTER = 20, 28  # the state's bytes before and after the words
 
 
 class RandomGenerators:
@@ -37,16 +42,13 @@ class RandomGenerators:
 
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._get_torch = torch.default_generator.get_state
+        self._torch = TorchGenerator(torch.default_generator)
         self._python = _Python()
         self._numpy: NumpyGenerator | None = None
 
     def read(self) -> list[Section]:
         """Return the name and state of each generator."""
-        # This tensor is contiguous and on the CPU, so it does not need the checks in `tensor_bytes`.
-        state = self._get_torch()
-        words = ctypes.string_at(state.data_ptr(), state.nbytes)
-        found = [("torch", words), ("python", self._python.read())]
+        found = [("torch", self._torch.read()), ("python", self._python.read())]
         if self._numpy is None and "numpy" in sys.modules:
             self._numpy = NumpyGenerator(sys.modules["numpy"])
         if self._numpy is not None:
@@ -89,6 +91,76 @@ class RandomGenerators:
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+class TorchGenerator:
+    """Reads one of torch's generators on the CPU."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        region = _region_of_torch()
+        self._live = memoryview(b"")  # a view of the generator's memory; empty if its layout is unknown
+        if region is not None:
+            self._live = _view(_address(generator) + region[0], region[1])
+        self._seen = memoryview(b"")
+        self._packed = b""
+
+    def read(self) -> bytes:
+        """Return the bytes of the generator's `get_state()`."""
+        live = self._live
+        if not live or live != self._seen:
+            # Copy first: if another thread draws a number now, the next call finds a difference.
+            self._seen = memoryview(bytes(live)).cast("Q")
+            # This tensor is contiguous and on the CPU, so it does not need the checks in `tensor_bytes`.
+            state = self._generator.get_state()
+            self._packed = ctypes.string_at(state.data_ptr(), state.nbytes)
+        return self._packed
+
+
+def _address(generator: torch.Generator) -> int:
+    return int(getattr(generator, "_cdata", 0))
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_uint8 * size).from_address(address)).cast("B").cast("Q")
+
+
+@cache
+def _region_of_torch() -> tuple[int, int] | None:
+    """Return where torch keeps a generator's state: the offset in the generator, and the size in bytes.
+
+    There, torch keeps the seed, the position, 624 words, and the second Gaussians of both precisions. The
+    layout is not documented, so it is tried on another generator. The result is None if that generator's
+    memory does not contain the words, or does not change whenever its state does.
+    """
+    import torch
+
+    trial = torch.Generator("cpu")
+    trial.manual_seed(_TRIAL_SEED)
+    state = tensor_bytes(trial.get_state())
+    if not _address(trial) or len(state) < _TORCH_WORDS_AT + (WORDS - 1) * 8:
+        return None
+    words = [word & 0xFFFFFFFF for word in struct.unpack_from(f"<{WORDS - 1}Q", state, _TORCH_WORDS_AT)]
+    content = ctypes.string_at(_address(trial), _TORCH_SEARCHED)
+    at = content.find(struct.pack(f"<{WORDS - 1}I", *words))
+    if at < _TORCH_BEFORE:
+        return None
+    region = at - _TORCH_BEFORE, _TORCH_BEFORE + (WORDS - 1) * 4 + _TORCH_AFTER
+    view = _view(_address(trial) + region[0], region[1])
+    empty = torch.empty(1, dtype=torch.float64, device="cpu")
+    for draw in (
+        lambda: empty.uniform_(generator=trial),
+        lambda: empty.normal_(generator=trial),
+        lambda: empty.normal_(generator=trial),  # returns the second Gaussian
+        lambda: empty.float().normal_(generator=trial),
+        lambda: empty.float().normal_(generator=trial),
+        lambda: trial.manual_seed(_TRIAL_SEED + 1),
+    ):
+        before, state = bytes(view), tensor_bytes(trial.get_state())
+        draw()
+        if (bytes(view) == before) != (tensor_bytes(trial.get_state()) == state):
+            return None
+    return region
 
 
 class _Python:

@@ -237,12 +237,14 @@ class State:
                 the call does not return, because the rollback ends the process.
             PeerLost: the script caught an exception that a lost peer caused, so the step lacks an update.
         """
-        arguments.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
-        arguments.require_known(_COMMIT, unknown)
+        if unnamed or unknown:
+            arguments.require_names("commit(loss, grad_norm=..., samples=..., position=...)", unnamed)
+            arguments.require_known(_COMMIT, unknown)
         self._training.order.commit()
         arguments.require_scalar("loss", loss)
         arguments.require_scalar("grad_norm", grad_norm)
-        arguments.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
+        if not (type(samples) is type(tokens) is type(position) is int and type(flops) in (int, float)):
+            arguments.require_counts(samples=samples, tokens=tokens, flops=flops, position=position)
         self._training.commit(loss, grad_norm, samples, tokens, flops, position)
 
     def pause(self, label: str = "pause", limit_s: float = 0.0, **unknown: NoReturn) -> Pause:

@@ -224,7 +224,8 @@ class TrainingStep:
     def _check_private_state(self) -> None:
         """Send private state again if it has changed since it was sent, as part of this commit."""
         if self.protection is not None:
-            self._flags.commit()
+            if self._flags.commit():  # frozen and trained parameters are watched separately
+                self.protection.committed.search_parameters()
             self._checks.check_threads()
             self.protection.backup.check(self.done + 1)
 

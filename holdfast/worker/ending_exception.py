@@ -25,9 +25,10 @@ from types import FrameType, TracebackType
 from holdfast.inspection import tracebacks
 from holdfast.worker import script_source, thread_frames
 
-TICK_S = 0.25  # the time between two checks; an exception that ends the script sooner needs no hint
-
-
+# The time between two checks, and the time until a new exception is checked again. An exception that ends the
+# script within their sum needs no hint. Each check wakes a thread, so there are few of them. The second check
+# comes sooner, because most exceptions are handled within microseconds.
+TICK_S, AGAIN_S = 0.4, 0.1
 LIMIT_S = 30.0  # the time limit for the `finally` blocks of a script that an exception ends
 _RUNS_SCRIPT = "_run_main"  # the function in holdfast.worker.script whose callers are Holdfast's frames
 _START_DIRECTORY = script_source.working_directory()  # what the script's relative file names are relative to
@@ -183,9 +184,9 @@ def _as_try(node: ast.AST) -> ast.Try:
 class ExceptionWatcher:
     """Checks the main thread every `tick_s`, and reports an exception that is ending the script.
 
-    An exception is reported when a second check finds it, because most exceptions are handled by then. It is
-    reported again if it is still being handled after `LIMIT_S`. The report is withdrawn if the main thread no
-    longer handles the exception or has made progress.
+    An exception is reported when a second check finds it `AGAIN_S` later, because most exceptions are handled
+    by then. It is reported again if it is still being handled after `LIMIT_S`. The report is withdrawn if the
+    main thread no longer handles the exception or has made progress.
     """
 
     def __init__(
@@ -215,11 +216,14 @@ class ExceptionWatcher:
         threading.Thread(target=self._run, name="holdfast-lookout", daemon=True).start()
 
     def _run(self) -> None:
-        # The search for deadlocks knows this wait. After `time.sleep`, it would count the thread as running.
-        pause = threading.Event()
+        # The search for deadlocks knows the wait for a lock. After `time.sleep`, it would count the thread as
+        # running. An `Event` waits for such a lock too, but takes as long again to create it.
+        never_released = threading.Lock()
+        never_released.acquire()
         while True:
             self.sample(time.monotonic_ns())
-            pause.wait(self._tick_s)
+            is_new = self._seen is not None and not self._is_reported
+            never_released.acquire(timeout=min(AGAIN_S, self._tick_s) if is_new else self._tick_s)
 
     def sample(self, now_ns: int) -> None:
         """Check the main thread once, and report or withdraw an exception."""

@@ -29,6 +29,7 @@ class CommittedState:
         self.steps_done = 0  # the steps that were committed in this generation
         self._tails_done = 0  # the value of `steps_done` at the end of the last tail
         self._searches = True  # whether the next footprint searches for added or replaced parameters
+        self._collected: object = None  # the list of tensors that the last snapshot collected
         # A `TensorSplit` whose tensors are known to be the tensors of a footprint.
         self._compared: TensorSplit | None = None
 
@@ -49,6 +50,16 @@ class CommittedState:
     def search_parameters(self) -> None:
         """Make the next footprint search for added or replaced parameters."""
         self._searches = True
+
+    def collected(self, tensors: object) -> None:
+        """Make the next footprint search for parameters, unless the last snapshot was of the same `tensors`.
+
+        `tensors` is the list that `CachedCollector.collect` returned for the snapshot. If it is the same
+        object as for the snapshot before, the collector has just compared the same tables as a search would.
+        """
+        if tensors is not self._collected or not self.footprints.finds_as_collector:
+            self._collected = tensors
+            self._searches = True
 
     def record(self, step: int) -> None:
         """Take the footprint of the state of `step`, with which later copies are compared."""

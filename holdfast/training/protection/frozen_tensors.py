@@ -118,6 +118,9 @@ class FrozenTensors:
         if self._of is not tensors:
             self._of, self._candidates, self._asked = tensors, _candidates(self.objects, tensors), False
             self._replace_watch(None)
+        if not self._candidates:  # nearly always, so the sizes are not added up
+            self.share, self._known = 1.0, {}
+            return self._known
         fingerprints = {tensors[n][0]: _fingerprint(tensors[n][1]) for n in self._candidates}
         same = [tensors[n][1] for n in self._candidates if self._same(tensors[n][0], fingerprints)]
         still = sum(each.nbytes for each in same)

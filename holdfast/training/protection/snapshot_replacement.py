@@ -62,6 +62,9 @@ class SnapshotReplacement:
         example before a pause that this rank has not reached yet.
         """
         before, now = self._existing, frozenset(existing)
+        if now == before:
+            self._doubts = False
+            return
         lost, new = before - now, now - before  # a new snapshot has overwritten the missing one
         # If a rank is overwriting the older snapshot, it finishes before the next commit, because all ranks
         # synchronise before that commit.

@@ -229,7 +229,8 @@ class SnapshotSchedule:
 
     def forget_stale(self) -> None:
         """Try again to discard the void snapshots that were being read in the last attempt."""
-        self._stale = [step for step in self._stale if not self.forget(step)]
+        if self._stale:
+            self._stale = [step for step in self._stale if not self.forget(step)]
 
     def amend(self, now: Footprint) -> None:
         """Make the current state the state of the last commit, in all copies. Its footprint is `now`."""
@@ -274,6 +275,8 @@ class SnapshotSchedule:
     def copy_deferred(self, step: int) -> None:
         """Make the deferred copy of `step`, if any, because its tail has ended without changing anything."""
         deferred = self._requests.deferred
+        if deferred is None:
+            return
         self._requests = replace(self._requests, deferred=None)
         if deferred == step:
             self._copy_due(step)
@@ -333,7 +336,7 @@ class SnapshotSchedule:
 
     def _note(self, step: int, cost_s: float, held_s: float | None = None) -> None:
         """Record the cost of a copy, and how long the host waited for it. None means the whole time."""
-        self._committed.search_parameters()
+        self._committed.collected(self.writer.collected)
         self._replacement.made(step, self.arena.steps(self._generation))
         if step == self._extra:
             self.writer.overwrite_first = self._generation, step

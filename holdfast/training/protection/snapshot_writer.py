@@ -103,6 +103,7 @@ class SnapshotWriter:
         self._second_base = second_base
         self._collector = CachedCollector(objects, extra_document)
         self.frozen = FrozenTensors(objects)
+        self.collected: Tensors | None = None  # the tensors of the last copy
         self.was_whole = True  # whether the last copy skipped no tensor
         self.was_read = 1.0  # the share of the state's bytes that the last copy copied or compared
         self._world_size = world_size
@@ -148,6 +149,7 @@ class SnapshotWriter:
             transfer = self.begin(generation, step, host_part, over)
             return None if transfer is None else self.finish(transfer, is_unchanged)
         tensors, document = self._collector.collect()
+        self.collected = tensors
         draft = self._draft(tensors, document, generation, step, over)
         if draft is None:
             return None
@@ -167,12 +169,13 @@ class SnapshotWriter:
         targets = self._targets_of(tensors, draft)
         assert targets.copying is not None
         left_out = self.frozen.take_left_out(tensors, draft.before, draft.layout.header)
+        if not left_out.places:
+            self.was_read = 1.0
+            targets.copying.run(self._on_progress)
+            return True
         total = sum(tensor.nbytes for _, tensor in tensors) or 1
         spared = sum(tensors[n][1].nbytes for n in left_out.places) - left_out.bytes
         self.was_read = 1.0 - spared / total
-        if not left_out.places:
-            targets.copying.run(self._on_progress)
-            return True
         if targets.partial_copies is None or targets.partial_copies[0] != left_out:
             targets.partial_copies = (
                 left_out,
@@ -246,6 +249,7 @@ class SnapshotWriter:
 
     def _divided(self) -> tuple[TensorSplit, str]:
         tensors, text = self._collector.collect()
+        self.collected = tensors
         if self._division is None or self._division.of is not tensors:
             self._division = TensorSplit(tensors, self._device)
         return self._division, text

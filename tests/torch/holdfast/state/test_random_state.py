@@ -14,6 +14,8 @@ from holdfast.state.random_state import RandomGenerators
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch": lambda: torch.rand(1).item(),
+    "torch's second Gaussian": lambda: torch.randn(1).item(),
+    "torch's second Gaussian in float64": lambda: torch.empty(1, dtype=torch.float64).normal_().item(),
     "python": random.random,
     "python's second Gaussian": lambda: random.gauss(0, 1),
     "numpy": np.random.rand,
@@ -36,6 +38,7 @@ def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "getstate":
         monkeypatch.setattr(random_state, "_words_of", lambda _generator: 0)
         monkeypatch.setattr(random_state, "words_at", lambda _address: memoryview(b""))
+        monkeypatch.setattr(random_state, "_region_of_torch", lambda: None)
     return RandomGenerators(torch.device("cpu"))
 
 
@@ -54,6 +57,24 @@ def test_every_draw_is_detected_and_can_be_undone(
         generators.restore(dict(state))
         assert generators.read() == state
         assert [draw() for _ in range(9 - at)][-3:] == drawn
+
+
+def test_the_layout_of_torchs_generator_is_known() -> None:
+    assert random_state._region_of_torch() is not None
+
+
+def test_finding_the_layout_of_torchs_generator_draws_no_number() -> None:
+    random_state._region_of_torch.cache_clear()
+    before = torch.get_rng_state()
+    random_state._region_of_torch()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_torchs_state_is_read_as_torch_returns_it(generators: RandomGenerators) -> None:
+    for draw in (torch.rand, torch.randn, torch.randperm, torch.rand):
+        draw(3)
+        found = dict(generators.read())["torch"]
+        assert found == random_state.tensor_bytes(torch.get_rng_state())
 
 
 def test_a_new_seed_is_detected(generators: RandomGenerators) -> None:
