@@ -29,11 +29,12 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
         return
     temporary = durable.temporary_path(path.parent, path.name)
     try:
-        with open(_create(temporary), "wb") as file:
+        with open(_create(temporary), "wb", buffering=0) as file:
             file.write(raw)
         os.replace(temporary, path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def replace_secret(path: Path, text: str) -> None:
