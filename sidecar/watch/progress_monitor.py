@@ -26,8 +26,8 @@ RECENT = 32  # the usual step time is the median of this many step times
 MOST_BETWEEN_S = 0.3
 # The time until the next poll while a rank works before a commit, because its process may end soon after.
 SOON_S = 0.05
-# All of a page that `holdfast.protocol.progress.read` reads. It is the same in two reads at the same tick, and decoding it would
-# take ten times as long as comparing it.
+# All of a page that `holdfast.protocol.progress.read` reads. Several reads at a tick find the same content,
+# and decoding it takes ten times as long as comparing it.
 _CONTENT = slice(pages.SEQ_INDEX * 8, pages.COPYING_AT + pages.COPYING.size)
 KNOWN = 8  # the number of steps after which the usual duration of the work before a commit is known
 _NONE_ENDED: Mapping[int, int] = MappingProxyType({})
