@@ -29,7 +29,7 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
         return
     temporary = durable.temporary_path(path.parent, path.name)
     try:
-        with open(_create(temporary), "wb", buffering=0) as file:
+        with open(_create(temporary), "wb") as file:
             file.write(raw)
         os.replace(temporary, path)
     except BaseException:
