@@ -291,10 +291,7 @@ class SupervisorClient:
         while True:
             self.dirty.clear()
             await socket.send_str(writer.text(self._report()))
-            try:
-                await asyncio.wait_for(self.dirty.wait(), seconds_to_next_tick(self._interval_s))
-            except asyncio.TimeoutError:
-                pass
+            await event_loop.set_within(self.dirty, seconds_to_next_tick(self._interval_s))
             if raw is not None and network.unanswered_s(raw) >= SILENT_S:
                 raw.shutdown(SHUT_RDWR)  # otherwise, the WebSocket would wait for the other side to close it
                 raise ConnectionResetError("the supervisor's host does not answer")

@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 SOONEST_S = 0.01  # the shortest time between two polls
 RETRY_S = 1.0  # the time until work that failed unexpectedly is retried
 SAVE_POLL_S = 0.25  # the time between two checks of whether a checkpoint is due
+IDLE_POLL_S = 1.0  # the same if none can become due before the next check, or if this member writes none
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
@@ -504,7 +505,10 @@ class Sidecar:
     async def save(self) -> None:
         """While this member hosts rank 0, write a checkpoint after each interval. Runs until cancelled."""
         while True:
-            await asyncio.sleep(seconds_to_next_tick(SAVE_POLL_S))
+            is_near = (
+                self._hosts_rank_0() and self.checkpoint_schedule.left_s(time.monotonic()) < 2 * IDLE_POLL_S
+            )
+            await asyncio.sleep(seconds_to_next_tick(SAVE_POLL_S if is_near else IDLE_POLL_S))
             if self._hosts_rank_0() and await self.checkpoint_schedule.save_if_due(
                 self.order, time.monotonic()
             ):

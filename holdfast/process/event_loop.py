@@ -83,6 +83,22 @@ async def result_of(work: Future[_R], limit_s: float) -> _R:
     return work.result()
 
 
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until `event` is set, and set it after `timeout_s`. Other tasks run in any case.
+
+    Unlike `asyncio.wait_for(event.wait(), timeout_s)`, this creates no task. That would take longer than most
+    of what a periodic loop does at a tick.
+    """
+    if event.is_set():
+        await asyncio.sleep(0)
+        return
+    timer = asyncio.get_running_loop().call_later(timeout_s, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
 def limit_tls_buffers() -> None:
     """Give each TLS connection of this process a buffer of `TLS_BUFFER_BYTES` instead of 256 KiB.
 
@@ -100,7 +116,8 @@ class Lag(selectors.DefaultSelector):
         self._clock = clock
         self._since_s = 0.0  # when the last poll ended; 0 before the first poll
         self._paused_s = 0.0  # the total of the long times between two polls
-        self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
+        self._seconds: deque[_Second] = deque()
+        self._counts = [0] * _BINS  # the sums over `_seconds`
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self._since_s:
@@ -111,9 +128,8 @@ class Lag(selectors.DefaultSelector):
 
     def over_last_minute(self) -> tuple[float, float]:
         """Return the maximum and the 99th percentile of the time between two polls, in seconds."""
-        oldest = int(self._clock()) - WINDOW_S
-        seconds = [each for each in self._seconds if each.at_s > oldest]
-        counts = [sum(each.counts[n] for each in seconds) for n in range(_BINS)]
+        self._forget_before(int(self._clock()) - WINDOW_S + 1)
+        counts = self._counts
         left = sum(counts) // 100
         p99_s = 0.0
         for n in reversed(range(_BINS)):
@@ -121,7 +137,7 @@ class Lag(selectors.DefaultSelector):
                 p99_s = 2**n / 1e6
                 break
             left -= counts[n]
-        most_s = max((each.most_s for each in seconds), default=0.0)
+        most_s = max((each.most_s for each in self._seconds), default=0.0)
         return most_s, min(p99_s, most_s)
 
     def paused_s(self) -> float:
@@ -138,8 +154,14 @@ class Lag(selectors.DefaultSelector):
             self._paused_s += took_s
         at_s = int(now_s)
         if not self._seconds or self._seconds[-1].at_s != at_s:
+            self._forget_before(at_s - WINDOW_S)
             self._seconds.append(_Second(at_s))
-        self._seconds[-1].add(took_s)
+        self._counts[self._seconds[-1].add(took_s)] += 1
+
+    def _forget_before(self, at_s: int) -> None:
+        while self._seconds and self._seconds[0].at_s < at_s:
+            for n, count in enumerate(self._seconds.popleft().counts):
+                self._counts[n] -= count
 
 
 class _Second:
@@ -150,9 +172,13 @@ class _Second:
         self.most_s = 0.0
         self.counts = [0] * _BINS
 
-    def add(self, took_s: float) -> None:
-        self.most_s = max(self.most_s, took_s)
-        self.counts[min(int(took_s * 1e6).bit_length(), _BINS - 1)] += 1
+    def add(self, took_s: float) -> int:
+        """Count a time between two polls, and return its bin."""
+        n = min(int(took_s * 1e6).bit_length(), _BINS - 1)
+        self.counts[n] += 1
+        if took_s > self.most_s:
+            self.most_s = took_s
+        return n
 
 
 def run(main: Callable[[Lag], Coroutine[Any, Any, _R]]) -> _R:

@@ -55,6 +55,10 @@ class CheckpointSchedule:
         self._saver = saver
         self._next_at_s = 0.0  # 0 before the first interval begins
 
+    def left_s(self, now_s: float) -> float:
+        """Return the time until a checkpoint is due; 0 or less if one is due or no interval has begun."""
+        return self._next_at_s - now_s
+
     async def save_if_due(self, order: MemberOrder, now_s: float) -> bool:
         """If a checkpoint is due, save the newest good snapshot and return True.
 

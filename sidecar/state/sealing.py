@@ -46,6 +46,9 @@ class SnapshotSealer:
         self._final = final
         self._took_s = 0.0
         self._since: tuple[tuple[int, int], float] = ((0, -1), 0.0)
+        # No snapshot of these steps is due before this time.
+        self._idle_steps: tuple[int, ...] = ()
+        self._idle_until_s = 0.0
         self.seals: tuple[HeldChecksum, ...] = ()
 
     async def run(self) -> None:
@@ -56,6 +59,10 @@ class SnapshotSealer:
 
     async def seal_due(self, now_s: float) -> None:
         """Seal one snapshot if one is due."""
+        steps = self._arena.steps()
+        if steps == self._idle_steps and now_s < self._idle_until_s:
+            return
+        self._idle_steps, self._idle_until_s = steps, now_s
         record = self._due(self._arena.records(), now_s)
         if record is None:
             return
@@ -70,18 +77,23 @@ class SnapshotSealer:
         ]
 
     def _due(self, records: tuple[CommitRecord, ...], now_s: float) -> CommitRecord | None:
-        open_ones = [each for each in records if not self._arena.sealed(each) and self._final(each)]
-        every = self.every()
+        unsealed = [each for each in records if not self._arena.sealed(each)]
+        open_ones = [each for each in unsealed if self._final(each)]
+        every = self.every() if open_ones else 1
         for record in open_ones:
             if record.step % every == 0:
                 return record
+        if len(open_ones) == len(unsealed):  # otherwise, a tail may end at any time
+            self._idle_until_s = now_s + LINGER_S
         if not open_ones or open_ones[0] != records[0]:
             return None
         newest = records[0]
         key = (newest.generation, newest.step)
         if key != self._since[0]:
             self._since = (key, now_s)
-        return newest if now_s - self._since[1] >= max(LINGER_S, self._took_s / SHARE) else None
+        due_s = self._since[1] + max(LINGER_S, self._took_s / SHARE)
+        self._idle_until_s = min(self._idle_until_s, due_s)
+        return newest if now_s >= due_s else None
 
     def every(self) -> int:
         """Return the interval between sealed steps: the shortest one that stays within `SHARE`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -18,17 +17,9 @@ from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import MemberConnection, MemberServer
-from supervisor.controller.reports.routine_reports import (
-    KnownChecksums,
-    is_routine,
-    only_has_newer_snapshots,
-)
 
 UNREACHABLE_S = 10.0  # a member's connection ends after its host has not answered for this long
 COME_S = 30.0  # how long members have to connect to a new supervisor
-# how long a report of new snapshots waits for the other members of the job, which take theirs at the same
-# time
-SOON_S = 0.5
 
 
 class PodServer(MemberServer):
@@ -49,19 +40,16 @@ class PodServer(MemberServer):
         refused: Callable[[str], None] = lambda why: None,
         may_order: Callable[[], bool] = lambda: True,
     ) -> None:
-        """While `is_calm` returns True, `changed` is not called for routine reports, and is called `SOON_S`
-        late for reports of new snapshots whose checksums match.
+        """`changed` and `is_calm` are those of `MemberServer`.
 
         `refused` is called with each new reason for refusing a report. While `may_order` returns False,
         orders wait.
         """
-        super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of)
+        super().__init__(time.monotonic_ns, changed, limits=limits, reports_of=reports_of, is_calm=is_calm)
         self._may_order = may_order
-        self._secret, self._is_calm, self._report_refused = secret, is_calm, refused
+        self._secret, self._report_refused = secret, refused
         self._given: dict[str, MemberOrder] = {}  # the order of each connected member, without the secret
         self._began_ns = time.monotonic_ns()
-        self._checksums = KnownChecksums()
-        self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
 
     def peek(self, member: str) -> MemberConnection:
         line = super().peek(member)
@@ -100,26 +88,6 @@ class PodServer(MemberServer):
 
     def tell_refusal(self, why: str) -> None:
         self._report_refused(why)
-
-    def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
-        differs = not is_update and before is not None and self._checksums.differ(before, report)
-        if self._is_calm():
-            if is_routine(before, report, is_update):
-                return
-            if not differs and only_has_newer_snapshots(before, report):
-                if self._soon is None:
-                    self._soon = asyncio.get_running_loop().call_later(SOON_S, self._snapshots_reported)
-                return
-        self._changed()
-
-    def _snapshots_reported(self) -> None:
-        self._soon = None
-        self._changed()
-
-    def close(self) -> None:
-        super().close()
-        if self._soon is not None:
-            self._soon.cancel()
 
     def responds(self, member: str) -> bool:
         """True if the member is connected and its launcher responds."""

@@ -114,6 +114,9 @@ class Job:
         self._unstarted_end: End | None = None  # how the run ends if its ranks were never started
         self._being_recorded: JobState | None = None  # the state after a decision that is not in `memory` yet
         self._deadline_ns = 0
+        self._is_waiting = False  # whether `run` waits for its next round
+        self._status_is_due = False  # whether the next round publishes a status
+        self.status_took_s = 0.0  # how long the last status took to build and publish
         self._step_s = 0.0
         self._room_bytes = 0  # the size of the snapshot for which a standby reserves memory
         self.watch = StallWatch()
@@ -138,10 +141,9 @@ class Job:
                 break
             timeout_s = min(self._beat_s(), max(0.001, (self._deadline_ns - time.monotonic_ns()) / 1e9))
             due_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-            try:
-                await asyncio.wait_for(self.wake.wait(), timeout_s)
-            except asyncio.TimeoutError:
-                pass
+            self._is_waiting = True
+            await event_loop.set_within(self.wake, timeout_s)
+            self._is_waiting = False
             late_ns = time.monotonic_ns() - due_ns
             if len(self._sidecars) > LARGE:
                 await asyncio.sleep(len(self._sidecars) * REST_S)
@@ -194,6 +196,8 @@ class Job:
         if decided:  # only after the orders are sent, because no member waits for the status
             await asyncio.sleep(0)  # lets the tasks that send the orders run
             self.publish()
+        elif self._status_is_due:
+            self._publish(view)
 
     def _compare_sidecars(self, view: View) -> None:
         sidecars = tuple(
@@ -359,8 +363,22 @@ class Job:
         """Publish the current status; see `StatusPublisher.publish`."""
         self._publish(self.view())
 
+    def publish_next(self) -> None:
+        """Publish the view of the next round, which begins now, or publish now if a round is in progress.
+
+        The round needs a view anyway, and building it takes about as long as everything else in both.
+        """
+        if self._is_waiting:
+            self._status_is_due = True
+            self.wake.set()
+        else:
+            self.publish()
+
     def _publish(self, view: View) -> None:
+        began_s = time.perf_counter()
+        self._status_is_due = False
         self.publisher.publish(view, self.bookkeeping, self.backend.volume_error)
+        self.status_took_s = time.perf_counter() - began_s
 
     # -- observing
 

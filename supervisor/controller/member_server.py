@@ -39,12 +39,20 @@ from supervisor.controller.limits.owner import UNSHARED, ReportOwner
 from supervisor.controller.limits.report_memory import MemoryHolder
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.reports.report_decoder import ReportDecoder
+from supervisor.controller.reports.routine_reports import (
+    KnownChecksums,
+    is_routine,
+    only_has_newer_snapshots,
+)
 from supervisor.decision import unreachable_members
 from supervisor.view import member_clocks
 from supervisor.view.member_clocks import ClockOffset
 
 log = logging.getLogger(__name__)
 
+# how long a report of new snapshots waits for the other members of the job, which take theirs at the same
+# time
+SOON_S = 0.5
 HELD_S = 0.05  # the interval between checks of whether orders may be sent
 MAX_CAUSES = 64  # causes of refusals to remember, to log each only once
 MAX_FEATURES = 200  # characters of the header `FEATURES` that are read
@@ -130,8 +138,15 @@ class MemberServer:
         clock: str | None = None,
         limits: SharedLimits | None = None,
         reports_of: ReportOwner = UNSHARED,
+        is_calm: Callable[[], bool] = lambda: False,
+        *,
+        has_frequent_rounds: bool = False,
     ) -> None:
         """`changed` is called after each report that contains news, and after each disconnection.
+
+        While `is_calm` returns True, `changed` is not called for routine reports. It is then called `SOON_S`
+        late for reports of new snapshots whose checksums match, or not at all if the job has a round at least
+        every `SOON_S` (`has_frequent_rounds`).
 
         `clock` identifies the clock of `now_ns`. The default is the clock of this host. Servers on one event
         loop share `limits`, and `reports_of` says whose reports this server receives.
@@ -142,7 +157,10 @@ class MemberServer:
         self.connections: dict[str, MemberConnection] = {}
         self.has_heard = False  # whether any member has reported
         self._limits, self._reports_of = limits or SharedLimits(), reports_of
-        self._is_closed = False
+        self._is_closed, self._is_calm = False, is_calm
+        self._has_frequent_rounds = has_frequent_rounds
+        self._checksums = KnownChecksums()
+        self._soon: asyncio.TimerHandle | None = None  # calls `changed` for reports of new snapshots
         self._refused: set[str] = set()  # the causes of refusals that were logged
 
     def connection(self, member: str) -> MemberConnection:
@@ -191,6 +209,8 @@ class MemberServer:
     def close(self) -> None:
         """Accept no more reports, and release the memory of this server's members."""
         self._is_closed = True
+        if self._soon is not None:
+            self._soon.cancel()
         for line in self.connections.values():
             self._limits.memory.release(line.memory)
             # This server and its lines refer to each other, so they may wait long for the garbage collector.
@@ -325,11 +345,23 @@ class MemberServer:
         self._changed()
 
     def note_report(self, before: MemberReport | None, report: MemberReport, is_update: bool) -> None:
-        """Call `changed` for `report`, which was just accepted.
+        """Call `changed` if `report`, which was just accepted, contains news.
 
         `before` is the previous report, if any. With `is_update`, `report` differs from it only in passing
         values.
         """
+        differs = not is_update and before is not None and self._checksums.differ(before, report)
+        if self._is_calm():
+            if is_routine(before, report, is_update):
+                return
+            if not differs and only_has_newer_snapshots(before, report):
+                if self._soon is None and not self._has_frequent_rounds:
+                    self._soon = asyncio.get_running_loop().call_later(SOON_S, self._snapshots_reported)
+                return
+        self._changed()
+
+    def _snapshots_reported(self) -> None:
+        self._soon = None
         self._changed()
 
     def _receive(self, line: MemberConnection, report: MemberReport, is_update: bool) -> None:

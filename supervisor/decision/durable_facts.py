@@ -37,19 +37,19 @@ def with_durable_facts(view: View) -> JobState:
     if reported is not None:
         newest = max(newest, *(each.generation for each in reported.lineage))
     incident = _with_secured_time(view)
-    after = replace(
-        memory,
-        lineage=lineage,
-        seen=newest if newest > max(memory.generation, memory.seen) else memory.seen,
-        saved=max((memory.saved, *saved)),
-        held=max(memory.held, _held(view)),
-        reached=reports.furthest_step(view),
-        skip=tuple(sorted({*memory.skip, *reported.skip})) if reported is not None else memory.skip,
-        equal=replica_divergence.equal_steps(view),
-        void=_void(view),
-        incident=incident,
-    )
-    return memory if after == memory and incident is memory.incident else after
+    facts: dict[str, Any] = {
+        "lineage": lineage,
+        "seen": newest if newest > max(memory.generation, memory.seen) else memory.seen,
+        "saved": max((memory.saved, *saved)),
+        "held": max(memory.held, _held(view)),
+        "reached": reports.furthest_step(view),
+        "skip": tuple(sorted({*memory.skip, *reported.skip})) if reported is not None else memory.skip,
+        "equal": replica_divergence.equal_steps(view),
+        "void": _void(view),
+        "incident": incident,
+    }
+    is_same = incident is memory.incident and all(getattr(memory, name) == facts[name] for name in facts)
+    return memory if is_same else replace(memory, **facts)
 
 
 def with_last_status(memory: JobState, status: Mapping[str, Any] | None) -> JobState:

@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from supervisor.controller.api import application
 from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
+from supervisor.controller.reports import routine_reports
 from supervisor.local.backend import LocalBackend
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal, run_lead
@@ -37,6 +37,7 @@ STATUS_S = 0.5
 # Thousands of members can connect at a start, and each status lists all of them. Between two statuses, this
 # process therefore does other work for at least this many times as long as the last status took.
 STATUS_REST = 4.0
+BRIEF_S = 0.02  # a shorter rest is left out, because it would wake this process up once more
 SHUTDOWN_S = 1.0  # the time to disconnect the members, which then connect to the next supervisor
 KEEPER_S = 30.0  # the time limit for receiving the keeper's first state
 
@@ -71,8 +72,11 @@ async def serve(
         for each in jobs:
             each.wake.set()
 
+    def is_calm() -> bool:
+        return all(routine_reports.is_calm(each.memory, each.watch) for each in jobs)
+
     backend = LocalBackend(keeper, changed)
-    connections = MemberServer(time.monotonic_ns, changed)
+    connections = MemberServer(time.monotonic_ns, changed, is_calm=is_calm, has_frequent_rounds=True)
     keeper_task = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), KEEPER_S)
     job = _make_job(settings, backend, connections, measured)
@@ -163,12 +167,11 @@ async def _publish(job: Job) -> None:
     Raises `Deposed` when another supervisor leads the run.
     """
     while job.publisher.deposed is None:
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(job.members_changed.wait(), seconds_to_next_tick(STATUS_S))
+        await event_loop.set_within(job.members_changed, seconds_to_next_tick(STATUS_S))
         job.members_changed.clear()
-        began_s = time.perf_counter()
-        job.publish()
-        await asyncio.sleep(STATUS_REST * (time.perf_counter() - began_s))
+        job.publish_next()
+        if (rest_s := STATUS_REST * job.status_took_s) > BRIEF_S:
+            await asyncio.sleep(rest_s)
     raise job.publisher.deposed
 
 

@@ -32,8 +32,9 @@ def replace(path: Path, content: Mapping[str, Any], *, sync: bool) -> None:
         with open(_create(temporary), "wb") as file:
             file.write(raw)
         os.replace(temporary, path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def replace_secret(path: Path, text: str) -> None:

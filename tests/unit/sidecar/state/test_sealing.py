@@ -10,6 +10,7 @@ import pytest
 from holdfast.fileio.checksum import CHUNK_BYTES
 from holdfast.protocol.member_messages import MAX_SEALS
 from holdfast.snapshot.arena import Arena
+from holdfast.snapshot.commit_records import CommitRecord
 from sidecar.state.sealing import LINGER_S, SHARE, SnapshotSealer
 from tests.unit.sidecar.memory import flip, holdings, member, snapshot
 
@@ -71,6 +72,27 @@ async def test_a_snapshot_that_is_not_replaced_is_sealed_anyway(here: Path, aren
     assert not arena.sealed(record)
     await sealing.seal_due(100.0 + LINGER_S)
     assert arena.sealed(record)
+
+
+async def test_until_a_snapshot_is_due_the_arena_is_read_only_if_a_new_one_has_been_taken(
+    here: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealing, read = slow(arena, 5), 0
+    records = arena.records
+
+    def counted() -> tuple[CommitRecord, ...]:
+        nonlocal read
+        read += 1
+        return records()
+
+    monkeypatch.setattr(arena, "records", counted)
+    for step in (12, 13):
+        snapshot(here, 1, step)
+        for more_s in (0.0, 0.5, LINGER_S - 0.01):
+            await sealing.seal_due(100.0 + step + more_s)
+    assert read == 2
+    await sealing.seal_due(113.0 + LINGER_S)
+    assert [each.step for each in sealing.seals] == [13]
 
 
 async def test_a_new_snapshot_has_its_own_deadline(here: Path, arena: Arena) -> None:

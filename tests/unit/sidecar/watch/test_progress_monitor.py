@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.protocol import progress
 from holdfast.protocol.member_messages import UncommittedWork
 from holdfast.protocol.progress import Phase
 from holdfast.protocol.progress_writer import Page
@@ -106,6 +108,24 @@ def test_a_replaced_page_is_read_again(here: Path) -> None:
     (here / "page-0.bin").unlink()
     Rank(here, 2).does(1)
     assert [each.step for each in pages.progress(2)] == [1]
+
+
+def test_a_page_is_decoded_again_only_after_it_has_changed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, pages, decoded = Rank(here), ProgressMonitor(here, 1, POLICY), []
+
+    def counted(buffer: mmap.mmap) -> progress.Progress | None:
+        decoded.append(buffer)
+        return read(buffer)
+
+    read = progress.read
+    monkeypatch.setattr(progress, "read", counted)
+    for step in (1, 2):
+        rank.does(step)
+        pages.poll(1, rank.now_ns, 0.0)
+        assert [each.step for each in pages.raw(1)] == [each.step for each in pages.progress(1)] == [step]
+        assert len(decoded) == step
 
 
 def test_a_page_in_the_middle_of_a_write_keeps_its_previous_content(here: Path) -> None:

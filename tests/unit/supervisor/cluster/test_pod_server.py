@@ -11,6 +11,7 @@ import pytest
 from holdfast.protocol.member_messages import HeldChecksum, HeldSnapshot, MemberReport
 from supervisor.cluster import pod_server
 from supervisor.cluster.pod_server import COME_S, PodServer
+from supervisor.controller import member_server
 from tests.unit.supervisor.job_views import launcher, progress, rank, report
 
 S = 1_000_000_000
@@ -76,13 +77,13 @@ def with_snapshot(member: str, step: int, crc: int = 0) -> MemberReport:
 
 def test_the_wait_for_other_snapshots_is_short() -> None:
     """A sidecar reports twice a second, and a job may take a snapshot each second."""
-    assert pod_server.SOON_S <= 0.5
+    assert member_server.SOON_S <= 0.5
 
 
 async def test_one_round_considers_the_snapshots_that_members_report_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod_server, "SOON_S", 0.001)
+    monkeypatch.setattr(member_server, "SOON_S", 0.001)
     job = Calm()
     for step in (8, 12, 16):
         assert [job.receive(with_snapshot(each, step, crc=step)) for each in MEMBERS] == [0, 0]
@@ -103,7 +104,7 @@ async def test_checksums_that_differ_do_not_wait_because_a_good_snapshot_may_soo
 
 
 async def test_a_closed_server_asks_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_server, "SOON_S", 0.001)
+    monkeypatch.setattr(member_server, "SOON_S", 0.001)
     job = Calm()
     before = job.asked
     assert job.receive(with_snapshot("m0", 8)) == 0

@@ -176,6 +176,33 @@ def published(job: Job) -> Mapping[str, Any]:
     return job.publisher.published
 
 
+async def test_a_status_that_is_due_is_that_of_the_next_rounds_view(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views: list[View] = []
+    built = job.view
+
+    def counted() -> View:
+        views.append(built())
+        return views[-1]
+
+    published: list[int] = []
+    monkeypatch.setattr(job.backend, "want", lambda count, discard: None)
+    monkeypatch.setattr(job, "view", counted)
+    monkeypatch.setattr(job.publisher, "_published", lambda: published.append(len(views)))
+    job.publish_next()
+    assert published == [1], "no round can begin yet, so this has built its own view"
+    await job.reconcile()
+    views.clear()
+    published.clear()
+    job._is_waiting = True
+    job.publish_next()
+    assert (job.wake.is_set(), published) == (True, [])
+    await job.reconcile()
+    await job.reconcile()
+    assert (len(views), published) == (2, [1])
+
+
 def seen(job: Job) -> list[tuple[str, bool]]:
     return [(each.name, each.exists) for each in job._observe().members]
 

@@ -23,6 +23,7 @@ from holdfast.protocol.member_messages import (
     NEIGHBOURS,
     UPDATES,
     HeldPrivateState,
+    HeldSnapshot,
     MemberOrder,
     MemberReport,
 )
@@ -558,3 +559,26 @@ def test_small_messages_are_read_no_more_often_than_reports() -> None:
     waits_s = [budget.spend(4, 0.0) for _ in range(2000)]
     assert not any(waits_s[:900]), "a burst is read at once"
     assert waits_s[-1] > 1.0, waits_s[-1]
+
+
+@pytest.mark.parametrize("calm", [True, False])
+async def test_a_job_with_frequent_rounds_is_woken_only_by_reports_that_need_one(calm: bool) -> None:
+    asked: list[str] = []
+    made = MemberServer(
+        lambda: 0, lambda: asked.append("round"), is_calm=lambda: calm, has_frequent_rounds=True
+    )
+    held = (HeldSnapshot(1, 4, 8),)
+    first = replace(
+        report("m0", launcher(rank(0)), progress=(replace(progress(0, 7), snapshot_step=4),)), slots=held
+    )
+
+    def rounds(sent: MemberReport) -> int:
+        before = len(asked)
+        made._receive(made.connection("m0"), sent, False)
+        return len(asked) - before
+
+    assert rounds(first) == 1
+    assert rounds(first) == (0 if calm else 1)
+    assert rounds(replace(first, slots=(HeldSnapshot(1, 8, 8), *held))) == (0 if calm else 1)
+    assert made._soon is None
+    assert rounds(replace(first, launcher=None)) == 1
