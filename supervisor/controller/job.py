@@ -29,7 +29,7 @@ from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.view import cut_off_work, failed_start, members, reports
+from supervisor.view import failed_start, interrupted_work, members, reports
 from supervisor.view.model import (
     ENDING_PHASES,
     Departure,
@@ -318,7 +318,7 @@ class Job:
                 room_bytes, sources = self._update_room_bytes(view), node_loss.mirrored(view, policy, name)
                 order = replace(order, room_bytes=room_bytes, sources=sources)
             elif member is not None and order.do in ("run", "secure"):
-                good = cut_off_work.publishable_step(view, member)
+                good = interrupted_work.publishable_step(view, member)
                 order = replace(order, good=good) if good != order.good else order
             self.member_server.order(name, order)
 

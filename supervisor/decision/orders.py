@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOr
 from supervisor.decision import state_sources, unreachable_members
 from supervisor.fault_kinds import kind_of
 from supervisor.identity_cache import by_identity
-from supervisor.view import cut_off_work
+from supervisor.view import interrupted_work
 from supervisor.view.model import JobState, Policy
 
 # Creates an order that already contains the values common to all orders. Copying an order to add these values
@@ -48,7 +48,7 @@ def order_for(
         keep=policy.keep + spared,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        void=cut_off_work.recorded_void_steps(memory),
+        void=interrupted_work.recorded_void_steps(memory),
         epoch=epoch,
     )
     return _order_for(make, memory, member, policy, drill, inspection_id)

@@ -20,20 +20,20 @@ from supervisor.decision.places import joining, node_loss, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
-    cut_off_work,
     failed_start,
     faults,
+    interrupted_work,
     members,
     replica_divergence,
     reports,
     unknown_generation,
 )
 from supervisor.view.model import (
-    CutOffWork,
     Dismiss,
     Done,
     End,
     Fault,
+    InterruptedWork,
     JobPhase,
     JobState,
     Learn,
@@ -407,7 +407,7 @@ def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
 
 def _missed(memory: JobState, action: Start) -> tuple[MissedWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
-    return _as_missed(number, cut_off_work.not_repeated(action.cut, action.resume.step))
+    return _as_missed(number, interrupted_work.not_repeated(action.cut, action.resume.step))
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[MissedWork, ...]:
@@ -582,16 +582,16 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, .
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
-        return _as_missed(0, failed_start.cut_off_before(memory))
-    cuts = action.cut or cut_off_work.find(view, ())
+        return _as_missed(0, failed_start.interrupted_before(memory))
+    cuts = action.cut or interrupted_work.find(view, ())
     if action.back is not None:
-        return _as_missed(0, cut_off_work.not_repeated(cuts, action.back))
+        return _as_missed(0, interrupted_work.not_repeated(cuts, action.back))
     # If a fault ends the run, storage has no state of a later step, so the next run repeats the step.
-    known = cuts if memory.end is None else cut_off_work.outside_of_steps(cuts)
+    known = cuts if memory.end is None else interrupted_work.outside_of_steps(cuts)
     return _as_missed(0, known)
 
 
-def _as_missed(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[MissedWork, ...]:
+def _as_missed(number: int, cuts: tuple[InterruptedWork, ...]) -> tuple[MissedWork, ...]:
     """Return `cuts` as missed work of the incident `number`, or of a stop if `number` is 0.
 
     Work that is repeated even if the group resumes at the work's own step is treated as part of the next

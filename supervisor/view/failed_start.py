@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from holdfast.protocol import lineage
 from supervisor.view import replica_divergence, reports, unknown_generation
-from supervisor.view.model import CutOffWork, Fault, JobState, PendingStart, SetAsideState, View
+from supervisor.view.model import Fault, InterruptedWork, JobState, PendingStart, SetAsideState, View
 
 
 def pending_start(
     view: View,
     step: int,
     bound: int | None,
-    cut: tuple[CutOffWork, ...],
+    cut: tuple[InterruptedWork, ...],
     raised: tuple[Fault, ...],
     *,
     from_scratch: bool = False,
@@ -118,7 +118,7 @@ def _holds_later_state(view: View, step: int) -> bool:
     )
 
 
-def cut_off_before(memory: JobState) -> tuple[CutOffWork, ...]:
+def interrupted_before(memory: JobState) -> tuple[InterruptedWork, ...]:
     """Return the work that the fault before the failed start cut off."""
     known = _failed_start(memory)
     return known.cut if known is not None else ()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import resume_point, state_sources
-from supervisor.view import cut_off_work
+from supervisor.view import interrupted_work
 from supervisor.view.model import JobState, MemberView, Policy, View
 
 # The most members whose private states one member should keep. In each step, the member waits for these
@@ -159,7 +159,7 @@ def _unsafe_nodes(view: View) -> set[str]:
 def _newest_without(view: View, node: str, step: int) -> int:
     """Return the newest step from which the group can resume if it loses `node`; -1 if there is none."""
     left = tuple(each for each in view.members if place_of(each, each.name).node != node)
-    found = resume_point.newest(replace(view, members=left), None, cut_off_work.void_states(view))
+    found = resume_point.newest(replace(view, members=left), None, interrupted_work.void_states(view))
     return max(durable_step(view, step), found.step if found.source != "none" else -1)
 
 

@@ -22,8 +22,8 @@ from supervisor.identity_cache import by_identity
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
     SECOND_NS,
-    CutOffWork,
     Fault,
+    InterruptedWork,
     JobState,
     MemberView,
     MissedWork,
@@ -36,7 +36,7 @@ from supervisor.view.model import (
 LONG_S = 0.25  # shorter tails are ignored: a load spike can stretch microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # work is unusual if it takes longer than this multiple of the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # how many places of cut-off work one line lists
+_MAX_LISTED = 3  # how many places of interrupted work one line lists
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
@@ -146,7 +146,7 @@ def _hung(view: View) -> frozenset[int]:
     return frozenset(blamed | {each.rank for each in stalls if each.limited or unknown})
 
 
-def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
+def find(view: View, found: tuple[Fault, ...]) -> tuple[InterruptedWork, ...]:
     """Return the work that a restart would cut off now.
 
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
@@ -160,7 +160,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     rank's own work in the pause can follow the wait.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
-    cuts: dict[int, CutOffWork] = {}
+    cuts: dict[int, InterruptedWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
@@ -170,13 +170,13 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
             continue
-        cuts[rank.rank] = CutOffWork(
+        cuts[rank.rank] = InterruptedWork(
             rank.rank, at.step, at.step - 1, _recorded_s(at.tail_s), rank.rank in raised
         )
     for _, rank, at in _at_early_work(view):
         waits = rank.where == COLLECTIVE and not (at.early is not None and at.early.declared)
         if at.early is not None and rank.rank not in raised and not waits:
-            cuts[rank.rank] = CutOffWork(
+            cuts[rank.rank] = InterruptedWork(
                 rank.rank, at.step, at.step, _recorded_s(at.early.seconds), early=True
             )
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
@@ -187,11 +187,11 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
             and _raised_in_pause(rank, at)
             and at.step < newest
         ):
-            cuts[rank.rank] = CutOffWork(rank.rank, at.step, at.step, _recorded_s(0.0), early=True)
+            cuts[rank.rank] = InterruptedWork(rank.rank, at.step, at.step, _recorded_s(0.0), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
-            cuts[rank_number] = CutOffWork(rank_number, fault.step, fault.step, 0.0, True)
-    return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut_off_before(view.memory))
+            cuts[rank_number] = InterruptedWork(rank_number, fault.step, fault.step, 0.0, True)
+    return (*(cuts[number] for number in sorted(cuts)), *failed_start.interrupted_before(view.memory))
 
 
 @by_identity(1)
@@ -253,7 +253,7 @@ def describe_passed_over(view: View, step: int) -> str:
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
-def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
+def lost_changes(view: View, resumed: ResumePoint) -> tuple[InterruptedWork, ...]:
     """Return the changes that resuming from `resumed` would lose; () if that state is not void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
@@ -265,7 +265,7 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
         if resumed.generation == view.memory.generation and resumed.step in (*each.late, *each.amended)
     }
     ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}
-    return tuple(CutOffWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
+    return tuple(InterruptedWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 
 def _raised_in_pause(rank: RankState, at: RankProgress) -> bool:
@@ -287,35 +287,35 @@ def _recorded_s(seconds: float) -> float:
     return max(0.001, round(seconds, 3))
 
 
-def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
+def latest_resume_step(cuts: tuple[InterruptedWork, ...], bound: int | None) -> int | None:
     """Return the newest step up to `bound` that makes the script repeat all of `cuts`; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 
 
-def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, ...]:
+def not_repeated(cuts: tuple[InterruptedWork, ...], step: int) -> tuple[InterruptedWork, ...]:
     """Return the `cuts` that the script does not repeat if the group resumes at `step`."""
     return tuple(each for each in cuts if step > each.at_most)
 
 
-def outside_of_steps(cuts: tuple[CutOffWork, ...]) -> tuple[CutOffWork, ...]:
+def outside_of_steps(cuts: tuple[InterruptedWork, ...]) -> tuple[InterruptedWork, ...]:
     """Return the `cuts` without exceptions that were raised in a step. The next run begins with that step."""
     return tuple(each for each in cuts if each.early or each.at_most < each.step or not each.raised)
 
 
-def describe(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
+def describe(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return a clause that says how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
     return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _MAX_LISTED)}"
 
 
-def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
+def side_of_commit(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return the side of the commit that the work was on: "after", "before" or "before or after"."""
     sides = {"before" if each.early else "after" for each in cuts}
     return " or ".join(sorted(sides, reverse=True))
 
 
-def list_places(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...], most: int) -> str:
+def list_places(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...], most: int) -> str:
     """Return the places of the first `most` pieces of work, and how many more there are."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]
