@@ -130,7 +130,7 @@ class ClusterJobs:
         """Return the job of a pod; None if the pod has no job, or none yet."""
         return self._by_uid.get(pod_uid)
 
-    def is_cut_off(self, namespace: str) -> bool:
+    def is_out_of_reach(self, namespace: str) -> bool:
         """Return True if this supervisor may be cut off from the pods of a namespace; see `out_of_reach`."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._out_of_reach[0] >= REACH_S:

@@ -87,7 +87,9 @@ class ClusterContext:
     secret: bytes  # each job's secret is derived from this
     lag: Callable[[], tuple[float, float]]
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
-    is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
+    is_out_of_reach: Callable[[str], bool] = lambda _: (
+        False
+    )  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
     term_left_s: Callable[[], float] = lambda: math.inf  # how long this leader certainly still leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
@@ -123,7 +125,7 @@ class SupervisedJob:
         self._evictions = JobEvictions(
             lambda pod: context.evict(group.key.namespace, pod),
             lambda: self._server.has_heard,
-            lambda: context.is_cut_off(group.key.namespace),
+            lambda: context.is_out_of_reach(group.key.namespace),
             self._events,
         )
         self.backend = PodBackend(

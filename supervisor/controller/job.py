@@ -23,7 +23,8 @@ from supervisor.controller.records import JobRecords
 from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
-from supervisor.decision.places import cut_off_members, departures, node_loss
+from supervisor.decision.membership import cut_off_members, departures
+from supervisor.decision.redundancy import node_loss
 from supervisor.hangs import deadlock, observation
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record

@@ -18,7 +18,7 @@ from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
-from supervisor.decision.places import cut_off_members, departures, joining, placement, resizing
+from supervisor.decision.membership import cut_off_members, departures, joining, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict

@@ -171,7 +171,7 @@ def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, .
     """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
 
     These are the members whose ranks directly precede and follow its own, so two members probe each member.
-    Two probes are enough to find a member that is cut off from all others (`places.cut_off_members`).
+    Two probes are enough to find a member that is cut off from all others (`membership.cut_off_members`).
     """
     count = len(memory.placement)
     if not policy.members_created_externally or count < 2:

@@ -10,7 +10,7 @@ from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
 from supervisor import wording
 from supervisor.decision import refusal, resume_point
-from supervisor.decision.places import joining, placement
+from supervisor.decision.membership import joining, placement
 from supervisor.fault_kinds import kind_of
 from supervisor.view import endings, failed_start, faults, interrupted_work, reports
 from supervisor.view.model import (

@@ -16,7 +16,8 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point, unreachable_members
-from supervisor.decision.places import joining, node_loss, placement, resizing
+from supervisor.decision.membership import joining, placement, resizing
+from supervisor.decision.redundancy import backups
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
@@ -378,7 +379,7 @@ def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launc
         patience_s=policy.patience_s,
         restore=restore,
         grace_s=policy.grace_s,
-        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
+        backups=backups.choose(view, action.placement) if policy.members_created_externally else (),
         states_of=states_of,
         may_resize=bool(policy.min_members),
     )

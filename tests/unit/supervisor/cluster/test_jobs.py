@@ -587,21 +587,21 @@ async def test_a_registry_is_cut_off_while_most_jobs_have_lost_members_that_had_
 ) -> None:
     monkeypatch.setattr(jobs, "REACH_S", 0.0)
     async with place(tmp_path) as there:
-        assert not there.jobs.is_cut_off("team"), "there is no member"
+        assert not there.jobs.is_out_of_reach("team"), "there is no member"
         running = {"containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}]}
         for name in ("llama", "gpt"):
             there.served.put("jobs", by := owner(name, completions=2))
             for number in (0, 1):
                 there.add({**member(number, by), "status": {"phase": "Running", **running}})
         await there.until(lambda: sum(len(each.backend.members) for each in there.jobs.jobs.values()) == 4)
-        assert not there.jobs.is_cut_off("team"), "no member has ever connected"
+        assert not there.jobs.is_out_of_reach("team"), "no member has ever connected"
         first, second = there.jobs.jobs.values()
         lines = [job._server.connection(name) for job in (first, second) for name in job.backend.members]
         for line in lines:
             line.first_ns = 1
-        assert there.jobs.is_cut_off("team")
+        assert there.jobs.is_out_of_reach("team")
         lines[0].connected = True
-        assert not there.jobs.is_cut_off("team"), "half of the jobs are reached"
+        assert not there.jobs.is_out_of_reach("team"), "half of the jobs are reached"
 
 
 async def test_jobs_beyond_the_limit_of_their_namespace_wait_and_are_told_so(

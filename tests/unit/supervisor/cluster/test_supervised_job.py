@@ -64,7 +64,7 @@ class Place:
     policy: Policy = POLICY
     key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
-    is_cut_off: bool = False
+    is_out_of_reach: bool = False
     noted: list[tuple[str, RunFault]] = field(default_factory=list)  # faults reported to the quarantine
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
@@ -77,7 +77,7 @@ class Place:
             secret=b"secret",
             lag=lambda: (0.0, 0.0),
             evict=lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
-            is_cut_off=lambda _: self.is_cut_off,
+            is_out_of_reach=lambda _: self.is_out_of_reach,
             note_run_fault=lambda node, fault: self.noted.append((node, fault)),
         )
         self.job = SupervisedJob(self.context, self.group())
@@ -842,10 +842,10 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         other = await there.add(0)
         await other.until(lambda: other.orders)
         assert there.job.reach == Reach(1, 1), "the other pod has never connected"
-        there.is_cut_off = True
+        there.is_out_of_reach = True
         assert request() == [], "most jobs have lost their members"
         assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
-        there.is_cut_off = False
+        there.is_out_of_reach = False
         assert request() != []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.decision import resume_point
-from supervisor.decision.places import placement
+from supervisor.decision.membership import placement
 from supervisor.fault_kinds import kind_of
 from supervisor.view import interrupted_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait

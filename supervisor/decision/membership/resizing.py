@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supervisor.decision import resume_point
-from supervisor.decision.places import joining, placement
+from supervisor.decision.membership import joining, placement
 from supervisor.view import interrupted_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
