@@ -247,7 +247,10 @@ class OpenIncident:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that a supervisor must know to take over from its predecessor."""
+    """Everything that a supervisor must know to take over from its predecessor.
+
+    It belongs to the job: the next run begins with the parts of it that outlive a run.
+    """
 
     world_size: int  # of the current generation
     nproc: int

@@ -15,7 +15,7 @@ import pytest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.cluster import job_summary, job_takeover, jobs, pod_groups, supervised_job
+from supervisor.cluster import job_takeover, jobs, pod_groups, run_summary, supervised_job
 from supervisor.cluster.adoption.uninjected import MISSED
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
@@ -123,7 +123,7 @@ async def place(directory: Path) -> AsyncIterator[Place]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
-    for module in (job_summary, job_takeover, supervised_job):
+    for module in (run_summary, job_takeover, supervised_job):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
     monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
@@ -311,7 +311,7 @@ async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised
 async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_summary, "SUMMARY_S", 0.02)
+    monkeypatch.setattr(run_summary, "SUMMARY_S", 0.02)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         there.add(member(0, by))

@@ -62,7 +62,7 @@ SLICE = 50  # members that receive their orders before other work may run: about
 ROUNDS = 50  # the limit for decisions in a row; more would mean that a decision has no effect and is repeated
 
 
-class Job:
+class SupervisedRun:
     """Owns the `JobState`. All actions are idempotent, because the next supervisor may repeat them."""
 
     def __init__(
@@ -123,8 +123,8 @@ class Job:
 
     # -- the loop
 
-    async def run(self) -> None:
-        """Decide at every event and deadline until the job has ended.
+    async def supervise(self) -> None:
+        """Decide at every event and deadline until the run has ended.
 
         Raises `Deposed` if another supervisor has taken over the run.
         """
