@@ -131,7 +131,7 @@ class ClusterJobs:
         return self._by_uid.get(pod_uid)
 
     def is_out_of_reach(self, namespace: str) -> bool:
-        """Return True if this supervisor may be cut off from the pods of a namespace; see `out_of_reach`."""
+        """Return True if this supervisor may not reach the pods of a namespace; see `out_of_reach`."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._out_of_reach[0] >= REACH_S:
             reaches = ((key.namespace, job.reach) for key, job in self.jobs.items())

@@ -508,7 +508,7 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
 
     A new run in an old directory keeps the generation and the lineage, which makes older states void. It also
     keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
-    replicas matched, and the work that was cut off and not repeated.
+    replicas matched, and the interrupted work that was not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()

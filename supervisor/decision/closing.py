@@ -193,7 +193,7 @@ def completion_of(memory: JobState) -> Completion | None:
 
 
 def summary(memory: JobState) -> str:
-    """Return a sentence that states how the run ended, its incidents, and what work a stop cut short."""
+    """Return a sentence that states how the run ended, its incidents, and what work a stop interrupted."""
     completion = completion_of(memory)
     if completion is not None:
         return wording.finish(completion.missing, completion.notes, completion.incidents)
@@ -203,7 +203,7 @@ def summary(memory: JobState) -> str:
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if the last sentence must mention the work that was cut short, because `why` does not."""
+    """True if the last sentence must mention the interrupted work, because `why` does not."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -215,7 +215,7 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
 
     Without storage, the run ends at once, and its last sentence says where the state was.
 
-    If the stop cuts off work after a commit, the saved state precedes that work. The next run then repeats
+    If the stop interrupts work after a commit, the saved state precedes that work. The next run then repeats
     the work, as it would after a fault. The run's last sentence mentions a checkpoint only if a scan that
     began after the request to stop found it on storage.
     """
@@ -324,8 +324,8 @@ def _stop(
     user has stopped the run, the reason is `reason`. Otherwise, `JobState.end` contains the reason and the
     exit code.
 
-    `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
-    cut off, the next run resumes from it to repeat the work, and must not use any later state.
+    `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes interrupted
+    work, the next run resumes from it to repeat the work, and must not use any later state.
     """
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     back = None

@@ -64,7 +64,7 @@ def _proven(memory: JobState) -> int:
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     """Return the lineage, already extended if the last checkpoint will make newer states void.
 
-    The last checkpoint of a run can precede work that the stop cuts off. In that case, it makes newer
+    The last checkpoint of a run can precede work that the stop interrupts. In that case, it makes newer
     checkpoints void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the
     last one.
     """

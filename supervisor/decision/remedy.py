@@ -353,7 +353,7 @@ def next_resume_point(
 
 
 def resume_before(view: View, cuts: tuple[InterruptedWork, ...], bound: int | None) -> ResumePoint:
-    """Return the newest resume point that makes the script repeat the work that was cut off.
+    """Return the newest resume point that makes the script repeat the interrupted work.
 
     If there is none, return the newest resume point at or before step `bound`.
     """

@@ -575,7 +575,7 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 
 
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, ...]:
-    """Return the work that a stop cuts off and that the next run does not repeat.
+    """Return the work that a stop interrupts and that the next run does not repeat.
 
     The next run repeats the work after `action.back`, the step that it resumes from. If it resumes from an
     earlier step, it repeats more work and removes that work from the list (`_still_missed`).
@@ -605,7 +605,7 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
     """Make the states beyond the last good step void, so that the next run in the directory ignores them.
 
     The lineage is extended as if a generation had resumed from that step and completed no step. `back` is the
-    step from which the next run repeats work that was cut off; None if there is no such work.
+    step from which the next run repeats interrupted work; None if there is no such work.
     """
     bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)

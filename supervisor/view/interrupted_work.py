@@ -1,8 +1,8 @@
-"""Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
+"""Handle work outside steps that a restart would interrupt, such as saving or evaluating. Pure.
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
 from the state of that step does not repeat its tail. A tail usually takes microseconds. If it takes longer,
-survivors get time to finish it before their processes are ended. If a tail was cut off, the group resumes
+survivors get time to finish it before their processes are ended. If a tail was interrupted, the group resumes
 from an earlier step to repeat it. If there is no earlier state, the tail is reported as missed.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
@@ -104,7 +104,7 @@ def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks whose last report shows work in a step that another rank has already snapshotted.
 
-    A rank whose process ended during that work without a signal was not cut off, so it is not included.
+    A rank whose process ended during that work without a signal was not interrupted, so it is not included.
     `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
@@ -147,7 +147,7 @@ def _hung(view: View) -> frozenset[int]:
 
 
 def find(view: View, found: tuple[Fault, ...]) -> tuple[InterruptedWork, ...]:
-    """Return the work that a restart would cut off now.
+    """Return the work that a restart would interrupt now.
 
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
     are included:

@@ -122,7 +122,7 @@ class UnconfirmedReport:
 
 @dataclass(frozen=True, slots=True)
 class InterruptedWork:
-    """The script's work that a fault cut off: work outside a step, or work that raised an exception."""
+    """The script's work that a fault interrupted: work outside a step, or work that raised an exception."""
 
     rank: int
     step: int  # the last step that the rank had committed
@@ -134,7 +134,7 @@ class InterruptedWork:
 
 @dataclass(frozen=True, slots=True)
 class MissedWork:
-    """Work that was cut off and not repeated. `incident` is the number of the incident that cut it off."""
+    """Work that was interrupted and not repeated. `incident` is the number of the incident that did so."""
 
     incident: int
     rank: int
@@ -171,7 +171,7 @@ class PendingStart:
     missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the newest step whose state may be good
-    cut: tuple[InterruptedWork, ...] = ()  # the work that the fault before the start cut off
+    cut: tuple[InterruptedWork, ...] = ()  # the work that the fault before the start interrupted
     raised: tuple[Fault, ...] = ()  # the exceptions before the start
     failed: bool = False  # the start failed, and its changes were undone
     aside: SetAsideState | None = None  # set in a run from scratch that has not completed a step yet
@@ -279,8 +279,8 @@ class JobState:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[MissedWork, ...] = ()  # work around commits that was cut off and not repeated
-    cut: tuple[InterruptedWork, ...] = ()  # work that a stop cuts off
+    missed: tuple[MissedWork, ...] = ()  # work around commits that was interrupted and not repeated
+    cut: tuple[InterruptedWork, ...] = ()  # work that a stop interrupts
     before: int = 0  # the number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
@@ -640,7 +640,7 @@ class Save:
     member: str
     resume: ResumePoint
     why: str
-    cut: tuple[InterruptedWork, ...] = ()  # work that the stop cuts off
+    cut: tuple[InterruptedWork, ...] = ()  # work that the stop interrupts
     finished: bool = False  # all ranks have finished; False: the run was stopped, or a fault ends it
     # how the run ends when the state is on storage or cannot be saved; None: as `JobState` says
     end: End | None = field(default=None, metadata=added())
@@ -680,7 +680,7 @@ class End:
     why: str
     message: str = ""
     cause: Fault | None = None
-    cut: tuple[InterruptedWork, ...] = ()  # work that the stop cuts off
+    cut: tuple[InterruptedWork, ...] = ()  # work that the stop interrupts
     back: int | None = None  # states after this step become void; storage has a checkpoint of it
     warning: str = ""  # a warning that the status shows
     # the parts of `why` if the script has finished

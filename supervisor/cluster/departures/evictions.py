@@ -1,4 +1,4 @@
-"""Evict pods of one job, unless the supervisor itself may be cut off from the network."""
+"""Evict pods of one job, unless the supervisor may be unable to reach its members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobEvictions:
     def why_blocked(self) -> str:
         """Return why no pod may be evicted at present; "" if pods may be evicted.
 
-        Evictions are blocked while this supervisor, rather than a member, may be cut off from the network.
+        Evictions are blocked while this supervisor, rather than a member, may have lost its network.
         """
         if not self.has_heard():
             return _NOT_REACHED

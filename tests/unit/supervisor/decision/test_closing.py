@@ -325,7 +325,7 @@ def test_the_members_without_ranks_that_are_ordered_to_end_are_remembered() -> N
     assert transition.after(seen, End(1, "no"), POLICY).bystanders == ()
 
 
-# -- work after a commit that a stop cuts off
+# -- work after a commit that a stop interrupts
 
 CUT = InterruptedWork(0, 9, 8, 3.0)
 AGAIN = "; it precedes the interrupted work after a commit (rank 0 after step 9), which will be repeated"

@@ -1,4 +1,4 @@
-"""Work after a commit that a restart would cut off: waited for, repeated, or reported as missing."""
+"""Work after a commit that a restart would interrupt: waited for, repeated, or reported as missing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
     assert (
         interrupted_work.wait_for_survivors(found, POLICY) is None
-    )  # those of a victim are cut off, as always
+    )  # those of a victim are interrupted, as always
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
     assert interrupted_work.wait_for_survivors(over, POLICY) is None
 

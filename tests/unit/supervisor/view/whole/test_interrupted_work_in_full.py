@@ -1,4 +1,4 @@
-"""The work that is waited for or cut off has exactly these steps, times and limits."""
+"""The work that is waited for or interrupted has exactly these steps, times and limits."""
 
 from __future__ import annotations
 
