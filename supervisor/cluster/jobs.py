@@ -234,7 +234,7 @@ class ClusterJobs:
             job.leave(node, why)
 
     def members_on(self, node: str) -> int:
-        """Return how many pods of supervised jobs that have not ended are on a node."""
+        """Return the number of supervised jobs' pods on a node, without pods that have ended."""
         return sum(job.members_on(node) for job in self.jobs.values())
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:

@@ -220,7 +220,7 @@ class SupervisedJob:
         self.note_departures()
 
     def members_on(self, node: str) -> int:
-        """Return how many pods of this job that have not ended are on a node."""
+        """Return the number of this job's pods on a node, without pods that have ended."""
         return sum(pod.node == node and not pod.has_ended for pod in self._pods)
 
     def idle_standbys(self) -> list[IdleStandby]:

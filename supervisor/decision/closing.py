@@ -59,7 +59,7 @@ def end_finished(view: View, unsaved: str) -> End:
     """Return the `End` of a run that has finished.
 
     `unsaved` says why the last state is not on storage. It is "" if the state is on storage, or if the user
-    need not be told.
+    does not need to know.
     """
     code, unflushed = _unflushed(view)
     missing = ""

@@ -160,7 +160,7 @@ class Leadership:
 
     @property
     def silent_for_s(self) -> float:
-        """For how long the host of the leader that this one has replaced has not answered; 0 if it may."""
+        """How long the previous leader's host has not answered; 0 if it may still answer."""
         return self._lock.clock() - self.replaced.since_s if self.replaced is not None else 0.0
 
     @property
