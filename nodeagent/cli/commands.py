@@ -319,11 +319,12 @@ def _entity_with_baseline(baseline: str, name: str, folder: Path) -> str:
 def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "") -> str:
     """Return the entity that the user has named. Raises BadInput, with the known ones, if it is unknown."""
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    if not known:
+        raise BadInput(f"unknown entity {name!r}: no agent has recorded such an entity in {folder} yet")
     if entity not in known:
         near = close_match(entity, known)
         hint = f"did you mean {near}? " if near else ""
-        accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
-        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{accepted}")
+        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{', '.join(known)}")
     return entity
 
 
