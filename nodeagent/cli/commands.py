@@ -429,8 +429,9 @@ def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
     """Return a problem if an agent saves its state in another folder, which this does not read.
 
-    This is so if this user's folder is empty, but a service's is not. Without --state-dir, it is also so if
-    the agent of a pod has saved its state here, and the host's folder is empty or that agent runs now.
+    That is the case if this user's folder is empty, but a service's is not. Without --state-dir, it is also
+    the case if the agent of a pod has saved its state here, and the host's folder is empty or that agent runs
+    now.
     """
     mine = options.state_dir
     is_empty = not any(each.exists() for each in map(mine.joinpath, saved_state.names(0)))

@@ -349,7 +349,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
 
 
 async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body until it ends, because `asyncio.wait_for` in the body can lose a cancellation."""
+    """Cancel the body until it ends, as often as `asyncio.wait_for` in the body loses a cancellation."""
     while not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=UNWIND_S)
