@@ -196,10 +196,11 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[InterruptedWork, ...]:
 
 @by_identity(1)
 def void_steps(view: View) -> frozenset[int]:
-    """Return the steps of the current generation whose state the script changed after the commit.
+    """Return the steps of the current generation whose state must not be restored.
 
-    A step is not void if the copies of all ranks that still report the step contain the change. It is void if
-    one rank copied its state before the change. Ranks that have passed the step no longer report it.
+    The script changed the state of such a step after its commit, and a rank copied its state before the
+    change. If the copies of all ranks that still report the step contain the change, the step is not void.
+    Ranks that have passed the step no longer report it.
     """
     ranks = [each for report in reports.reports(view) for each in reports.progress(view, report)]
     changed = {step for each in ranks for step in each.late} | set(recorded_void_steps(view.memory))

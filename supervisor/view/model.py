@@ -498,8 +498,8 @@ class View:
     """Everything that is known at `now_ns`, a CLOCK_MONOTONIC time of the supervisor's host."""
 
     now_ns: int
-    wall_s: float
-    memory: JobState
+    wall_s: float  # the same time on the wall clock, for people
+    memory: JobState  # the job's state after the last decision, which the journal calls its memory
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
