@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BAD_INPUT = 2  # a retry of the same command would be refused again
-# The script has finished, but a restart cut off work after a commit, and this work was not repeated.
+# The script has finished, but a restart interrupted work after a commit, and this work was not repeated.
 CUT_SHORT = 3
 NOT_JUDGED = 3  # from `holdfast node check`: something could not be evaluated, or the check itself failed
 # `holdfast node check` reports bad input with this code from sysexits.h, because 2 means an unhealthy node.

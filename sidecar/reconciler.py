@@ -16,23 +16,18 @@ import signal
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from holdfast.checkpoint.directory import DirectoryStorage
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.storage import CheckpointStorage
 from holdfast.process import clock, event_loop
 from holdfast.process.clock import seconds_to_next_tick
-from holdfast.protocol import defaults, foreign_text
+from holdfast.protocol import defaults
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.launcher_messages import LauncherOrder, LauncherState
 from holdfast.protocol.member_messages import (
-    MAX_UNUSABLE,
-    PROTOCOL,
-    HeldSnapshot,
     MemberAction,
     MemberOrder,
     MemberReport,
@@ -42,6 +37,8 @@ from sidecar.clients import LauncherClient, SupervisorClient
 from sidecar.config import Config
 from sidecar.fencing import CompletedDrills, OrderFence, OrderVersion, unreadable_start
 from sidecar.lone_member import LoneMember
+from sidecar.member_report import MemberReporter, may_spare_snapshots
+from sidecar.rank_preparation import RankPreparation
 from sidecar.securing import StateSecurer
 from sidecar.standby_copy import StandbyCopier
 from sidecar.state.checkpointing import CheckpointSaver, CheckpointSchedule
@@ -50,7 +47,7 @@ from sidecar.state.memory_limits import MemoryGauge
 from sidecar.state.peers import PeerClient
 from sidecar.state.piece_sharing import CheckpointSharing
 from sidecar.state.piece_writer import PieceWriter
-from sidecar.state.restore import NoFreeSlot, Restorer, StateUnavailable, StorageFailed, VolumeRefused
+from sidecar.state.restore import Restorer
 from sidecar.state.sealing import SnapshotSealer
 from sidecar.state.storage_listing import StorageLister
 from sidecar.watch.inspection_schedule import InspectionSchedule
@@ -66,23 +63,12 @@ IDLE_POLL_S = 1.0  # the same if none can become due before the next check, or i
 _SAVE = "save-"  # the prefix of the names of tasks that write a checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailure:
-    """Why this member could not prepare the ranks of a generation. `error` is "" if it succeeded."""
-
-    error: str = ""
-    generation: int = 0
-    is_occupied: bool = False  # no slot, memory or storage was available; the state itself may be good
-    is_refused_by_volume: bool = False
-
-
 class Sidecar:
     """Runs one sidecar's services, and holds the state that they share."""
 
     def __init__(self, config: Config, measured: event_loop.Lag | None = None) -> None:
         """`measured` measures the lag of the event loop, which the reports include."""
         self.config = config
-        self._lag = measured
         self.holdings = Holdings(config.arena, config.directory / member_directory.RESTORED)
         self.peers = PeerClient(self.holdings, self.peer_token)
         self.launcher = LauncherClient(config.directory / member_directory.LAUNCHER_SOCKET, self._changed)
@@ -100,9 +86,11 @@ class Sidecar:
         self.storage_lister: StorageLister | None = None
         if config.reports_storage:
             self.storage_lister = StorageLister(storage, self._changed, self._answered)
-        self.restorer = Restorer(self.holdings, self.peers, storage)
+        restorer = Restorer(self.holdings, self.peers, storage)
+        self.preparation = RankPreparation(
+            restorer, lambda: self.order, self._end_ranks_before, self._start_prepared
+        )
         self.fence = OrderFence(config.directory)
-        self._memory = MemoryGauge(config.directory)
         sharing: CheckpointSharing | None = None
         self.pieces: PieceWriter | None = None
         if config.is_pod:  # members on one machine share its disk
@@ -123,92 +111,43 @@ class Sidecar:
         self.order = MemberOrder("idle", 0)
         if self.pieces is not None:
             self.pieces.note_order(self.order)
-        self._clock = clock.identity()
         # The grace period of the last stop order that was sent to the launcher.
         self._stop_grace_s = math.inf
         self.refused = ""  # why an order was last refused
         self._inspections = InspectionSchedule()
-        self._restored = 0  # the newest generation whose local copies were removed after all ranks restored
-        self.unusable: tuple[HeldSnapshot, ...] = ()
-        self._failure = PrepareFailure()
-        self._sequence = 0
-        self._room_bytes = 0  # the size of the snapshot for which memory was last allocated in advance
         self._wake = asyncio.Event()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._drilled = CompletedDrills(config.directory)
         self._lone = LoneMember(self._send_order)
         self._neighbours = NeighbourProbe()
         self._asked_by = 0  # the number of the connection on which a supervisor last named neighbours
+        self._reporter = MemberReporter(
+            config=config,
+            lag=measured,
+            launcher=self.launcher,
+            observed=self.observed,
+            holdings=self.holdings,
+            memory=MemoryGauge(config.directory),
+            sealer=self.sealer,
+            securer=self.securer,
+            restorer=restorer,
+            preparation=self.preparation,
+            checkpoint_saver=self.checkpoint_saver,
+            checkpoint_schedule=self.checkpoint_schedule,
+            storage_lister=self.storage_lister,
+            fence=self.fence,
+            drilled=self._drilled,
+            neighbours=self._neighbours,
+        )
 
     # -- reporting
 
     def next_report(self) -> MemberReport:
         """Number and return the next report to the supervisor, which contains the member's complete state."""
-        self._sequence += 1
-        state = self.launcher.state
-        slots = self.holdings.slots()
-        now_ns = time.monotonic_ns()
-        progress = self.observed.progress(state, now_ns) if state else ()
-        sizes = (*(each.state_bytes for each in progress), *(each.total_bytes for each in slots))
-        lag_s, lag_p99_s = self._lag.over_last_minute() if self._lag is not None else (0.0, 0.0)
-        seen = state if state is not None and self._is_to_inspect() else None
-        return MemberReport(
-            protocol=PROTOCOL,
-            member=self.config.member,
-            node=self.config.node,
-            sidecar_pid=os.getpid(),
-            sequence=self._sequence,
-            now_ns=now_ns,
-            nproc=self.config.nproc,
-            launcher=replace(state, looks=()) if state is not None and state.looks else state,
-            launcher_silent=self.observed.silent,
-            peer_url=self.peer_url,
-            progress=progress,
-            stalls=self.observed.stalls_now(),
-            looks=seen.looks if seen else (),
-            looked_for=seen.generation if seen else 0,
-            look=seen.looked if seen else 0,
-            slots=slots,
-            room=self._memory.read(max(sizes, default=0), calm=self._is_calm(state)),
-            lag_s=round(lag_s, 6),
-            lag_p99_s=round(lag_p99_s, 6),
-            seals=self.sealer.seals,
-            privates=self.securer.privates(),
-            secured_for=self.securer.secured_for,
-            unusable=self.unusable,
-            prepare_error=foreign_text.shortened(self._failure.error, foreign_text.WHOLE_BYTES),
-            prepare_generation=self._failure.generation,
-            prepare_occupied=self._failure.is_occupied,
-            prepare_volume=self._failure.is_refused_by_volume,
-            durable=self.checkpoint_saver.durable,
-            unmoved_s=round(self.checkpoint_saver.unmoved_s, 3),
-            reading_s=round(self.restorer.unread_s, 3),
-            publishing=self.checkpoint_schedule.publishing,
-            epoch=self.fence.newest.epoch,
-            clock=self._clock,
-            drilled=self._drilled.newest,
-            told=self.fence.history,
-            storage=self.storage_lister.listing if self.storage_lister is not None else None,
-            notes=(self.refused,) if self.refused else (),
-            launcher_unreachable=self.observed.unreachable,
-            **self._unreached(),
+        names_neighbours = self._asked_by == self.supervisor.connections
+        return self._reporter.next_report(
+            self.order, self.peer_url, self.refused, names_neighbours=names_neighbours
         )
-
-    def _is_calm(self, state: LauncherState | None) -> bool:
-        """Return True if the ranks train and nothing has happened that may lead to a start of ranks."""
-        return (
-            state is not None
-            and self.may_spare_snapshots()
-            and not self.observed.stalls
-            and all(rank.state == "running" for rank in state.ranks)
-        )
-
-    def _unreached(self) -> dict[str, Any]:
-        """Return the fields of the report about neighbours, if the connected supervisor knows them."""
-        found = self._neighbours.unreached
-        if not found or self._asked_by != self.supervisor.connections:
-            return {}
-        return {"unreached": found, "unreached_s": round(self._neighbours.unreached_s, 1)}
 
     def _changed(self) -> None:
         state = self.launcher.state
@@ -230,7 +169,7 @@ class Sidecar:
 
     def may_spare_snapshots(self) -> bool:
         """Return True if standbys may copy snapshots, because no recovery needs the slots."""
-        return self.order.do == "run" and self.order.settled
+        return may_spare_snapshots(self.order)
 
     def _answered(self) -> int:
         """Return the number of the newest save request that has been carried out or has failed."""
@@ -257,7 +196,7 @@ class Sidecar:
         if self.pieces is not None:  # do this first, because the ranks may need the slot that it has pinned
             self.pieces.note_order(order)
         if order.generation != self.order.generation:
-            self._failure = replace(self._failure, error="")
+            self.preparation.forget_error()
         self.order = order
         if order.neighbours:
             self._asked_by = self.supervisor.connections
@@ -278,8 +217,7 @@ class Sidecar:
             return
         if state is not None and state.generation >= asked.generation:
             return
-        error = f"the order to start cannot be read: {why}"
-        self._failure = PrepareFailure(error, asked.generation, is_occupied=True)
+        self.preparation.refuse(asked.generation, f"the order to start cannot be read: {why}")
         self._changed()
 
     def _refuse(self, why: str) -> None:
@@ -310,12 +248,12 @@ class Sidecar:
         if order.launch is None or state is None or state.stopped:  # an ending launcher starts no ranks
             return
         if state.generation < order.generation:
-            if not self._failure.error:
-                self._begin(f"prepare-{order.generation}", self._run(order))
+            if not self.preparation.failure.error:
+                self._begin(f"prepare-{order.generation}", self.preparation.start_ranks(order))
         elif order.settled:
             self._send_order(LauncherOrder("settle", order.generation))
-            if self._restored < order.generation:
-                self._begin(f"copies-{order.generation}", self._forget_copies(order.generation))
+            if self.preparation.holds_copies(order.generation):
+                self._begin(f"copies-{order.generation}", self.preparation.forget_copies(order.generation))
         if state.generation == order.generation:
             self._inspect(state)
 
@@ -329,8 +267,8 @@ class Sidecar:
     def _stand_by(self, order: MemberOrder, _: LauncherState | None) -> None:
         """End this member's ranks, which now run on other members, and preallocate memory for a snapshot."""
         self._end_ranks_before(order.generation)
-        if order.room_bytes and order.room_bytes != self._room_bytes:
-            self._begin("room", self._preallocate(order.room_bytes))
+        if self.preparation.lacks_room(order.room_bytes):
+            self._begin("room", self.preparation.preallocate(order.room_bytes))
 
     def _stop(self, order: MemberOrder, state: LauncherState | None) -> None:
         """Pass the stop order to the launcher until it stops, and again if the grace period is shortened."""
@@ -368,32 +306,10 @@ class Sidecar:
         log.error("task failed", extra={"task": name}, exc_info=task.exception())
         asyncio.get_running_loop().call_later(RETRY_S, self._changed)
 
-    async def _forget_copies(self, generation: int) -> None:
-        await self.restorer.forget_copies()
-        self._restored = generation
-
-    async def _preallocate(self, total_bytes: int) -> None:
-        """Preallocate memory for a snapshot that may have to be fetched, which halves the time of a fetch."""
-        self._room_bytes = total_bytes
-        await self.restorer.preallocate(total_bytes, lambda: self.order.do == "idle")
-
-    async def _run(self, order: MemberOrder) -> None:
-        try:
-            free_a_slot = partial(self._end_ranks_before, order.generation)
-            launch, ranks = await self.restorer.prepare(order, free_a_slot)
-        except StateUnavailable as error:
-            if error.slot is not None:
-                self.unusable = (*self.unusable, error.slot)[-MAX_UNUSABLE:]
-            if self.order.generation == order.generation:
-                is_refused = isinstance(error, VolumeRefused)
-                is_occupied = is_refused or isinstance(error, NoFreeSlot | StorageFailed)
-                self._failure = PrepareFailure(str(error), order.generation, is_occupied, is_refused)
-            return
-        if self.order.generation == order.generation and self.order.do == "run":
-            self.observed.forget_stalls()
-            self._send_order(LauncherOrder("run", order.generation, launch, ranks))
-            # Give the launcher time to report its new state. Otherwise the order would be sent twice.
-            await asyncio.sleep(0.05)
+    def _start_prepared(self, order: LauncherOrder) -> None:
+        """Send the launcher the order to start ranks whose states are restored."""
+        self.observed.forget_stalls()
+        self._send_order(order)
 
     def _send_order(self, order: LauncherOrder) -> None:
         self.launcher.send(replace(order, epoch=self.fence.newest.epoch))
@@ -484,13 +400,10 @@ class Sidecar:
         """Have the launcher inspect its ranks while any of them, or a rank on another member, is late."""
         inspection_id = self.order.look if self.order.do == "run" else 0
         number = self._inspections.advance(
-            self._is_to_inspect(), state.looked, time.monotonic(), inspection_id
+            self.observed.needs_inspection(self.order), state.looked, time.monotonic(), inspection_id
         )
         if number:
             self._send_order(LauncherOrder("look", state.generation, look=number, asked=inspection_id))
-
-    def _is_to_inspect(self) -> bool:
-        return bool(self.observed.stalls) or (self.order.do == "run" and self.order.look > 0)
 
     # -- saving
 

@@ -110,7 +110,7 @@ def regained(ticks: Iterable[Tick], after: int, world_size: int) -> Regained | N
 
 
 def redone(ticks: Iterable[Tick], before: int, restarted: Regained) -> int:
-    """Return how many steps that any rank of generation `before` had finished were repeated by the group."""
+    """Return how many of the steps that generation `before` had finished on any rank the group repeated."""
     last = max((tick.step for tick in ticks if tick.generation == before), default=-1)
     return max(0, last + 1 - restarted.step)
 

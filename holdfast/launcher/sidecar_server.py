@@ -5,7 +5,7 @@ running.
 
 A state may be larger than the socket's buffer, and a sidecar may be slow to read. The server then sends the
 rest of the line when there is room, followed by the newest state only. No send ever blocks, and no line is
-cut off.
+truncated.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def send(
     *,
     wait: bool = True,
 ) -> None:
-    """Send one message. If a `WorkerMessage` is too long, the end of its longest text is cut off.
+    """Send one message. If a `WorkerMessage` is too long, its longest text is truncated.
 
     Raises:
         BlockingIOError: The buffer is full, because the other end has not read for a long time. Nothing was

@@ -107,10 +107,10 @@ _AROUND = _WAITING | {"threading"}  # modules whose frames surround a thread's o
 
 
 class BackgroundThreads:
-    """Warns about a rank's working background threads, whose work a restart or stop would cut off for good.
+    """Warns about a rank's working background threads, whose work a restart or stop would interrupt for good.
 
     Threads that existed at the first commit are ignored, because they load data or do similar work. So are
-    daemon threads, which are cut off whenever a process exits, and threads that only wait for their next
+    daemon threads, which end whenever a process exits, and threads that only wait for their next
     task.
     """
 
@@ -168,6 +168,6 @@ def _warning(innermost: FrameType) -> str:
     where = f"{code.co_name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     return (
         f"{where} runs in a thread during the steps: if its rank is restarted or stopped, unfinished work is "
-        "cut off and not repeated. If it saves something, wait for it within "
+        "interrupted and not repeated. If it saves something, wait for it within "
         'state.pause("save")'
     )

@@ -1,8 +1,8 @@
 """Keeps what an agent has seen while its disk hung, to add it to the saved state later. Pure.
 
 Such an agent starts without its saved state, and saves nothing. Its successor loads the state from before,
-and its sensors do not report an event again. Events are therefore kept, and the readings of counters that
-have changed. Other samples are not needed, because the successor takes its own.
+and its sensors do not report an event again. Events and the readings of changed counters are therefore
+kept. Other samples are not needed, because the successor takes its own.
 """
 
 from __future__ import annotations

@@ -319,11 +319,12 @@ def _entity_with_baseline(baseline: str, name: str, folder: Path) -> str:
 def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "") -> str:
     """Return the entity that the user has named. Raises BadInput, with the known ones, if it is unknown."""
     entity = model.gpu_entity(name[4:]) if name.lower().startswith("gpu/") else name
+    if not known:
+        raise BadInput(f"unknown entity {name!r}: no agent has recorded such an entity in {folder} yet")
     if entity not in known:
         near = close_match(entity, known)
         hint = f"did you mean {near}? " if near else ""
-        accepted = ", ".join(known) or "none yet, because no agent has saved its state here"
-        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{accepted}")
+        raise BadInput(f"unknown entity {name!r} ({folder}): {hint}expected {what}{', '.join(known)}")
     return entity
 
 
@@ -428,8 +429,9 @@ def _parts_of_reader(options: argparse.Namespace, quick_s: float | None = None) 
 def _foreign_memory(options: argparse.Namespace) -> str | None:
     """Return a problem if an agent saves its state in another folder, which this does not read.
 
-    This is so if this user's folder is empty, but a service's is not. Without --state-dir, it is also so if
-    the agent of a pod has saved its state here, and the host's folder is empty or that agent runs now.
+    That is the case if this user's folder is empty, but a service's is not. Without --state-dir, it is also
+    the case if the agent of a pod has saved its state here, and the host's folder is empty or that agent runs
+    now.
     """
     mine = options.state_dir
     is_empty = not any(each.exists() for each in map(mine.joinpath, saved_state.names(0)))

@@ -228,24 +228,25 @@ def _samples(found: Mapping[str, Any]) -> LabelledLines:
             held = f" for {duration(state['for_s'])}" if state["for_s"] else ""
             why = f": {state['why']}" if state["why"] else ""
             yield "state", f"{state['word']}{held} -> {state['level']}, {state['action']}{why}"
-        yield "ends", f"with a better state for {duration(found['clear_s'])}"
+        held = f"after {duration(found['clear_s'])} in a better state"
+        yield "ends", held if found["clear_s"] else "as soon as the state is better"
         return
     if found["restarts_at_boot"]:
         yield "counted", "from the first reading after a boot"
     for level, action in (("degraded", found["degraded_action"]), ("unhealthy", found["action"])):
         if found[level]:
             yield level, f"{_limit(found, found[level])} -> {action}"
-    hold = f"for {duration(found['clear_s'])}"
+    held = f"after {duration(found['clear_s'])}"
     at = found["clear_at"]
     ended_by = CLEARED_BY.get(ACTIONS[found["action"]])
     if found["lasts"] and found["unhealthy"] and ended_by is not None:
         yield "ends", f"{CLEARS_IN_WORDS[ended_by]}, then {duration(found['clear_s'])} without another"
     elif at is None:
-        yield "ends", f"with samples within the limits {hold}"
+        yield "ends", f"{held} within the limits"
     elif found["kind"] == "rate":
-        yield "ends", f"with no more than {at:g} in {duration(found['window_s'])} {hold}"
+        yield "ends", f"{held} with no more than {at:g} in {duration(found['window_s'])}"
     else:
-        yield "ends", f"{'above' if found['below'] else 'at or below'} {at:g} {hold}"
+        yield "ends", f"{held} {'above' if found['below'] else 'at or below'} {at:g}"
 
 
 def _limit(found: Mapping[str, Any], bound: Mapping[str, Any]) -> str:

@@ -143,7 +143,9 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    place = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    place = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, parser_class=_Parser
+    )
     made: dict[str, _Parser] = {}
     for name, (text, about) in _COMMANDS.items():
         said = f"{text[0].upper()}{text[1:]}. {about}".strip()

@@ -188,16 +188,11 @@ class EventBursts:
         return made
 
 
-def join_burst(spans: Sequence[Burst], new: Burst) -> list[Burst]:
-    """Return `spans` with `new`, merging spans within `GAP_S` of each other.
-
-    Beyond `MAX_BURSTS`, the oldest spans are merged into one, so the time of the first event is kept.
-    """
-    return union_bursts([spans, [new]])
-
-
 def union_bursts(all_spans: Iterable[Sequence[Burst]], gap_s: float = GAP_S) -> list[Burst]:
-    """Return the bursts of more than one series, merged as if they were a single series."""
+    """Return the bursts of more than one series, merged as if they were a single series.
+
+    Beyond `MAX_BURSTS`, the oldest are merged into one, so the time of the first event is kept.
+    """
     merged = merged_bursts(all_spans, gap_s)
     surplus = len(merged) - MAX_BURSTS
     if surplus <= 0:

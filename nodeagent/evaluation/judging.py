@@ -234,7 +234,7 @@ class Judge:
         """Return a finding with its age and level limited to what the agent has observed itself.
 
         A fault in the log of this boot that only a boot ends cannot have been remedied. After the loss of the
-        state, a fault that stood may be among those in the log, so none of them is taken as remedied.
+        state, a fault that was present may be among those in the log, so none of them is taken as remedied.
         """
         evidence = self._evidence
         if found.since_s >= evidence.first_look_s:

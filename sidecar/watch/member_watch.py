@@ -126,6 +126,10 @@ class MemberWatch:
         more_s = (time.monotonic_ns() - self._stalled_ns) / 1e9
         return tuple(replace(each, stalled_s=round(each.stalled_s + more_s, 3)) for each in self.stalls)
 
+    def needs_inspection(self, order: MemberOrder) -> bool:
+        """Return True while a rank of this member is late, or `order` says that a rank elsewhere is."""
+        return bool(self.stalls) or (order.do == "run" and order.look > 0)
+
     def progress(self, state: LauncherState, now_ns: int) -> tuple[RankProgress, ...]:
         """Return the progress of each rank of the launcher's generation."""
         self._note_stopped(state)

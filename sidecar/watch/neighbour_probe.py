@@ -80,7 +80,7 @@ class NeighbourProbe:
 
     @property
     def unreached_s(self) -> float:
-        """For how long attempts have shown that all of `unreached` are out of reach; 0.0 if there are none.
+        """How long attempts have shown that all of `unreached` are out of reach; 0.0 if there are none.
 
         The time since the last attempt is not included, because this process may have been stopped.
         """

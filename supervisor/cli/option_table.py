@@ -56,7 +56,7 @@ _CLUSTER_DEMO = Option(("--cluster",), "cluster", None, "", _CLUSTER,
 _OUTPUT = Option(("-o", "--output"), "output", choice("table", "json"), "FORMAT", _OPTIONS,
                  "format of the output, as in kubectl; --json is the same as -o json", "table")  # fmt: skip
 _WHY = Option(("--why",), "why", reason, "TEXT", _OPTIONS,
-              "reason for the quarantine, which is shown to all users", "required by quarantine")  # fmt: skip
+              "reason for the quarantine, which requires one and shows it to all users", "none")  # fmt: skip
 _DRAIN = Option(("--drain",), "drain", None, "", _OPTIONS,
                 "move jobs off the quarantined node")  # fmt: skip
 _QUICK = Option(("--quick",), "quick", None, "", _OPTIONS,

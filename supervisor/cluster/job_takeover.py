@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from supervisor.cluster.job_summary import RETRY_S
 from supervisor.cluster.pod_groups import NOT_SUPERVISED
 from supervisor.cluster.pods import PodGroup, held_policy
+from supervisor.cluster.run_summary import RETRY_S
 from supervisor.cluster.supervision import contents
 from supervisor.cluster.supervision.contents import RunSize
 from supervisor.cluster.supervision.job_events import JobEvents

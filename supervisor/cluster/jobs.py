@@ -130,8 +130,8 @@ class ClusterJobs:
         """Return the job of a pod; None if the pod has no job, or none yet."""
         return self._by_uid.get(pod_uid)
 
-    def is_cut_off(self, namespace: str) -> bool:
-        """Return True if this supervisor may be cut off from the pods of a namespace; see `out_of_reach`."""
+    def is_out_of_reach(self, namespace: str) -> bool:
+        """Return True if this supervisor may not reach the pods of a namespace; see `out_of_reach`."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._out_of_reach[0] >= REACH_S:
             reaches = ((key.namespace, job.reach) for key, job in self.jobs.items())
@@ -234,7 +234,7 @@ class ClusterJobs:
             job.leave(node, why)
 
     def members_on(self, node: str) -> int:
-        """Return how many pods of supervised jobs that have not ended are on a node."""
+        """Return the number of supervised jobs' pods on a node, without pods that have ended."""
         return sum(job.members_on(node) for job in self.jobs.values())
 
     def heed_verdicts(self, nodes: frozenset[str]) -> None:

@@ -162,7 +162,9 @@ class ClusterSupervisor:
             secret=_secret(authorities),
             lag=self._measured.over_last_minute,
             evict=self._evict,
-            is_cut_off=lambda namespace: self._jobs is not None and self._jobs.is_cut_off(namespace),
+            is_out_of_reach=lambda namespace: (
+                self._jobs is not None and self._jobs.is_out_of_reach(namespace)
+            ),
             jobs=lambda: len(self._jobs.jobs) if self._jobs is not None else 1,
             term_left_s=lambda: term.left_s,
             limits=self.limits,

@@ -25,7 +25,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class OutOfReach:
-    """What this supervisor, rather than a member, may be cut off from: everything, or some namespaces."""
+    """What this supervisor may be unable to reach although members run: everything, or some namespaces."""
 
     everything: bool = False
     namespaces: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class OutOfReach:
 
 
 def out_of_reach(reaches: Iterable[tuple[str, Reach]]) -> OutOfReach:
-    """Return what the supervisor may be cut off from, given the namespace and the reach of each job.
+    """Return what the supervisor may be unable to reach, given the namespace and the reach of each job.
 
     Each job counts once, however large it is, and each namespace counts once, however many jobs it has.
     Therefore, neither the pods of one user nor one large job can stop the evictions of all others, or cause

@@ -11,7 +11,7 @@ from supervisor.cluster.supervision.contents import SUPERVISIONS
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
 from supervisor.cluster.supervision.resource import SupervisionResource
 from supervisor.cluster.supervision.status_fields import DRILL_DONE, MAX_INCIDENT_BYTES
-from supervisor.controller.job import Job
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.errors import ApiError
 from supervisor.store.run_lead import Deposed
@@ -32,10 +32,10 @@ class RequestedDrills:
     """The drills of one job. Each is carried out at most once, even if the supervisor is replaced."""
 
     def __init__(
-        self, server: ApiServer, job: Callable[[], Job | None], evict_member: Callable[[str], None]
+        self, server: ApiServer, run: Callable[[], SupervisedRun | None], evict_member: Callable[[str], None]
     ) -> None:
-        """`job` returns the current run; `evict_member` evicts the pod of a member."""
-        self._server, self._job, self._evict_member = server, job, evict_member
+        """`run` returns the current run; `evict_member` evicts the pod of a member."""
+        self._server, self._run, self._evict_member = server, run, evict_member
         self._begun = -1  # the number of the newest drill that this process has begun
 
     def begin(self, wanted: object) -> RequestedDrill | None:
@@ -83,20 +83,20 @@ class RequestedDrills:
 
     async def _cause_fault(self, drill: RequestedDrill) -> str:
         """Cause the fault; return `DRILL_DONE`, or why it was not caused."""
-        job = self._job()
-        assert job is not None  # the records exist, so the job does
+        run = self._run()
+        assert run is not None  # the records exist, so the run does
         if drill.what not in DRILLS:
             return f"unknown drill {drill.what!r}: expected {', '.join(DRILLS)}"
         executor = DRILLS[drill.what].executor
         if executor == "supervisor":
             return "the supervisor of a cluster serves all of its jobs: delete its pod instead"
         try:
-            pending = job.cause_fault(drill.what, drill.rank)
+            pending = run.cause_fault(drill.what, drill.rank)
         except ValueError as error:
             return str(error)
         if executor == "keeper":
-            self._evict_member(job.memory.placement[drill.rank // job.memory.nproc])
-        refused = "" if pending is None else await job.drills.await_outcome(pending)
+            self._evict_member(run.memory.placement[drill.rank // run.memory.nproc])
+        refused = "" if pending is None else await run.drills.await_outcome(pending)
         return f"{refused}: the drill is withdrawn" if refused else DRILL_DONE
 
 

@@ -2,7 +2,7 @@
 
 A Supervision can outlive several runs of its job. When an owner restarts a failed job, it creates new pods
 after the old ones were ordered to end, and a user can recreate pods without an owner under the same name.
-Each run has its own `Job`, which continues from the previous run's state.
+Each run has its own `SupervisedRun`, which continues from the previous run's state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from supervisor.cluster.departures.evictions import JobEvictions
 from supervisor.cluster.departures.job_departures import JobDepartures
 from supervisor.cluster.hardware.evidence import HardwareEvidence
 from supervisor.cluster.host_probe import ProbedMember
-from supervisor.cluster.job_summary import RETRY_S, JobSummary
 from supervisor.cluster.job_takeover import JobTakeover
 from supervisor.cluster.missed.notes import MissedNotes
 from supervisor.cluster.missed.rule import MissingMembers, missing_members
@@ -38,6 +37,7 @@ from supervisor.cluster.pod_server import PodServer, job_secret
 from supervisor.cluster.pods import PodBackend, PodGroup, PodMember
 from supervisor.cluster.reach import Reach
 from supervisor.cluster.requested_drills import RequestedDrills
+from supervisor.cluster.run_summary import RETRY_S, RunSummary
 from supervisor.cluster.standbys.cluster_room import ClusterRoom, IdleStandby
 from supervisor.cluster.standbys.standby_pods import StandbyNeeds, StandbyPods
 from supervisor.cluster.supervision import status_fields
@@ -50,12 +50,12 @@ from supervisor.cluster.supervision.resource import (
     run_has_ended,
 )
 from supervisor.cluster.supervision.status_events import StatusEvents
-from supervisor.controller.job import Job
 from supervisor.controller.limits.owner import ReportOwner
 from supervisor.controller.limits.shared import SharedLimits
 from supervisor.controller.member_server import largest_report
 from supervisor.controller.reported_storage import ReportedStorage
 from supervisor.controller.reports.routine_reports import is_calm
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.decision import orders
 from supervisor.kubernetes.client import ApiServer, KubernetesObject
 from supervisor.kubernetes.events import EventRecorder
@@ -87,7 +87,9 @@ class ClusterContext:
     secret: bytes  # each job's secret is derived from this
     lag: Callable[[], tuple[float, float]]
     evict: Callable[[str, PodMember], None]  # evicts a pod of the given namespace
-    is_cut_off: Callable[[str], bool] = lambda _: False  # True if this leader may not reach the namespace
+    is_out_of_reach: Callable[[str], bool] = lambda _: (
+        False
+    )  # True if this leader may not reach the namespace
     jobs: Callable[[], int] = lambda: 1  # the number of all jobs
     term_left_s: Callable[[], float] = lambda: math.inf  # how long this leader certainly still leads
     limits: SharedLimits = field(default_factory=SharedLimits)  # all jobs share the event loop
@@ -123,7 +125,7 @@ class SupervisedJob:
         self._evictions = JobEvictions(
             lambda pod: context.evict(group.key.namespace, pod),
             lambda: self._server.has_heard,
-            lambda: context.is_cut_off(group.key.namespace),
+            lambda: context.is_out_of_reach(group.key.namespace),
             self._events,
         )
         self.backend = PodBackend(
@@ -136,17 +138,17 @@ class SupervisedJob:
             report_blocked=self._evictions.report_blocked,
             ends_with_its_pods=not group.key.uid,
         )
-        self.job: Job | None = None
+        self.run: SupervisedRun | None = None
         self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_run_members: frozenset[str] = frozenset()  # the members of the run that has ended
         self._earlier: frozenset[str] = frozenset()  # the pods that had ended when the run began
         self._stop = RequestedStop()
         self._records: SupervisionRecords | None = None  # of the current run
-        self._summary: JobSummary | None = None  # of the current run
+        self._summary: RunSummary | None = None  # of the current run
         self._status_events = StatusEvents()
         self._seen_uid: object = None  # the resource's uid, as last seen
-        self._drills = RequestedDrills(context.server, lambda: self.job, self._evict_member)
+        self._drills = RequestedDrills(context.server, lambda: self.run, self._evict_member)
         self._has_work = asyncio.Event()  # there is a pod that has not ended, or a standby to delete
         self._standbys = StandbyPods(
             context.server,
@@ -191,8 +193,8 @@ class SupervisedJob:
             self._has_work.set()
         self.note_departures()
         present = {pod.member for pod in self.backend.pods.values()}
-        if self.job is not None:  # lost members are no longer needed
-            present |= {*self.job.memory.placement, *self.job.existed} - {*self.job.memory.lost}
+        if self.run is not None:  # lost members are no longer needed
+            present |= {*self.run.memory.placement, *self.run.existed} - {*self.run.memory.lost}
         self._server.keep(present)
 
     def note_departures(
@@ -207,7 +209,7 @@ class SupervisedJob:
         members.
         """
         self._departures.update_nodes(nodes, heeded)
-        self._departures.observe(self.job.memory if self.job is not None else None)
+        self._departures.observe(self.run.memory if self.run is not None else None)
 
     def leave(self, node: str, why: str) -> None:
         """Move the members that are now on a node to standbys, and then evict their pods. Idempotent.
@@ -218,7 +220,7 @@ class SupervisedJob:
         self.note_departures()
 
     def members_on(self, node: str) -> int:
-        """Return how many pods of this job that have not ended are on a node."""
+        """Return the number of this job's pods on a node, without pods that have ended."""
         return sum(pod.node == node and not pod.has_ended for pod in self._pods)
 
     def idle_standbys(self) -> list[IdleStandby]:
@@ -265,7 +267,7 @@ class SupervisedJob:
         Only members that had connected to this leader or an earlier one have ranks in the job's state.
         """
         running = [pod.member for pod in self.backend.pods.values() if pod.is_running and not pod.is_leaving]
-        placed = self.job.memory.placement if self.job is not None else ()
+        placed = self.run.memory.placement if self.run is not None else ()
         lines = {member: self._server.connections.get(member) for member in running}
         connected = {member for member, line in lines.items() if line is not None and line.connected}
         known = {member for member, line in lines.items() if line is not None and line.first_ns}
@@ -274,10 +276,10 @@ class SupervisedJob:
     @property
     def missing(self) -> MissingMembers | None:
         """The members that the job lacks; None if it lacks none, ends, or this process lost it."""
-        if self.job is None or self.is_at_rest or self.has_ended:
+        if self.run is None or self.is_at_rest or self.has_ended:
             return None
         is_stopping = bool(self._stop.current or self.backend.stop)
-        return missing_members(self.job.memory, self.job.policy, self._pods, is_stopping=is_stopping)
+        return missing_members(self.run.memory, self.run.policy, self._pods, is_stopping=is_stopping)
 
     @property
     def supervision(self) -> tuple[str, str]:
@@ -288,7 +290,7 @@ class SupervisedJob:
     @property
     def open_incident(self) -> str:
         """The ID of the open incident; "" if there is none."""
-        opened = self.job.memory.incident if self.job is not None else None
+        opened = self.run.memory.incident if self.run is not None else None
         return incident_id(opened.number) if opened is not None else ""
 
     def record(self, reason: str, message: str, bad: bool) -> None:
@@ -298,18 +300,18 @@ class SupervisedJob:
     @property
     def standbys_missing(self) -> int:
         """How many standbys the job wants that are not ready; 0 unless it trains."""
-        if self.job is None or self.is_at_rest or self.job.memory.phase != "running":
+        if self.run is None or self.is_at_rest or self.run.memory.phase != "running":
             return 0
-        members = self.job.publisher.published.get("members") or ()
+        members = self.run.publisher.published.get("members") or ()
         ready = sum(1 for each in members if each["role"] == "standby" and each["parked"])
-        return max(0, self.job.policy.standby - ready)
+        return max(0, self.run.policy.standby - ready)
 
     @property
     def probed(self) -> Iterable[ProbedMember]:
         """The members whose hosts must be probed: those that have ranks, or have reported to this leader."""
-        if self.job is None or self.is_at_rest:
+        if self.run is None or self.is_at_rest:
             return ()
-        lines, placed = self._server.connections, self.job.memory.positions
+        lines, placed = self._server.connections, self.run.memory.positions
         return (
             ProbedMember(pod.uid, pod.address, pod.node, self, line, self._wake)
             for pod in self.backend.pods.values()
@@ -391,17 +393,17 @@ class SupervisedJob:
 
     def _is_to_be_deleted(self, pod: PodMember) -> bool:
         """Return True for a standby that has ended, unless it trained until the end."""
-        if not pod.is_standby or pod.is_leaving or self.job is None:
+        if not pod.is_standby or pod.is_leaving or self.run is None:
             return False
-        return pod.member not in self.job.memory.placement
+        return pod.member not in self.run.memory.placement
 
     def _standby_needs(self) -> StandbyNeeds | None:
-        job, resource = self.job, self._takeover.resource
-        if job is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
+        run, resource = self.run, self._takeover.resource
+        if run is None or resource is None or not isinstance(resource.uid, str) or self.has_ended:
             return None
         leaving = self.backend.departures.keys()
         return StandbyNeeds(
-            job.decided, job.policy, self._pods, resource.name, resource.uid, leaving, self.group.queue
+            run.decided, run.policy, self._pods, resource.name, resource.uid, leaving, self.group.queue
         )
 
     def _withdraw_standby(self, uid: str, is_going: bool) -> None:
@@ -422,9 +424,9 @@ class SupervisedJob:
 
         Returns False if the run did not end, but is replaced by a run of another size (`_await_new_size`).
         """
-        job, summary = self._begin_run(found, policy, fresh)
+        run, summary = self._begin_run(found, policy, fresh)
         if found.is_over and not fresh:  # nothing is left to decide, and the last status is recorded
-            self._end_members(job)
+            self._end_members(run)
             return True
         if fresh:
             await summary.announce()
@@ -432,21 +434,21 @@ class SupervisedJob:
         self._stated = None
         self._compare_sizes()
         await event_loop.until_one_ends(
-            job.run(),
-            job.checkpoints.run(),
+            run.supervise(),
+            run.checkpoints.run(),
             summary.publish_changes(),
             summary.write_regularly(),
-            self._await_new_size(job),
-            self._watch_for_end_before_start(job),
+            self._await_new_size(run),
+            self._watch_for_end_before_start(run),
         )
-        if not job.ended.is_set():
+        if not run.ended.is_set():
             return False
-        self._end_members(job)
+        self._end_members(run)
         await summary.record_end()
         return True
 
-    def _begin_run(self, found: Takeover, policy: Policy, fresh: bool) -> tuple[Job, JobSummary]:
-        """Create the run's job, records and summary. They continue from what `found` contains."""
+    def _begin_run(self, found: Takeover, policy: Policy, fresh: bool) -> tuple[SupervisedRun, RunSummary]:
+        """Create the run, its records and its summary. They continue from what `found` contains."""
         assert self._takeover.resource is not None
         records = self._records = SupervisionRecords(
             self._takeover.resource,
@@ -459,7 +461,7 @@ class SupervisedJob:
         self.backend.ended = None
         if not self.was_seen:  # if it was seen, the mirror is newer
             self._stop.begin(found.spec)
-        job = self.job = Job(
+        run = self.run = SupervisedRun(
             policy,
             publisher,
             self.backend,
@@ -471,8 +473,8 @@ class SupervisedJob:
             rack_of=self._context.rack_of,
             paused_s=self._context.paused_s,
         )
-        self._summary = JobSummary(job, records, self._context.jobs, self._standbys.shown, self.missed)
-        return job, self._summary
+        self._summary = RunSummary(run, records, self._context.jobs, self._standbys.shown, self.missed)
+        return run, self._summary
 
     def _make_publisher(
         self, found: Takeover, policy: Policy, fresh: bool, records: SupervisionRecords
@@ -496,55 +498,55 @@ class SupervisedJob:
 
     def _compare_sizes(self) -> None:
         """Record an event if the job's size differs from its current run's size, once for each size."""
-        job, stated = self.job, self.group.size
-        if job is None or not job.memory.placement or job.memory.phase in ENDING_PHASES:
+        run, stated = self.run, self.group.size
+        if run is None or not run.memory.placement or run.memory.phase in ENDING_PHASES:
             return
-        size = _size(job.policy)
+        size = _size(run.policy)
         if stated != size and stated != self._stated:
             why = f"the job now has {stated}, but the current run keeps {size} until it ends"
             self._events.record(SIZE_KEPT, why, bad=True)
         self._stated = stated
 
-    async def _await_new_size(self, job: Job) -> None:
+    async def _await_new_size(self, run: SupervisedRun) -> None:
         """Return when the job's size differs from its run's, and the run no longer needs to keep its size.
 
         A run needs to keep its size from the first start of its ranks until all of its pods are gone.
         """
         while True:
-            if self.group.size == _size(job.policy):
+            if self.group.size == _size(run.policy):
                 self._updated.clear()
                 await self._updated.wait()
                 continue
             await asyncio.sleep(POLL_S)
-            stated, memory = self.group.size, job.memory
-            if stated == _size(job.policy) or memory.phase in ENDING_PHASES or not self.backend.pods:
+            stated, memory = self.group.size, run.memory
+            if stated == _size(run.policy) or memory.phase in ENDING_PHASES or not self.backend.pods:
                 continue
-            if succession.may_change_size(job.view(), self._pods):
+            if succession.may_change_size(run.view(), self._pods):
                 log.info(
-                    "size of the job changed", extra={"before": str(_size(job.policy)), "now": str(stated)}
+                    "size of the job changed", extra={"before": str(_size(run.policy)), "now": str(stated)}
                 )
                 return
 
-    async def _watch_for_end_before_start(self, job: Job) -> None:
+    async def _watch_for_end_before_start(self, run: SupervisedRun) -> None:
         """End the run if all of its pods end before its ranks are started. Never returns.
 
         This happens, for example, if the launchers refuse a script that does not exist.
         """
         ended: dict[str, PodMember] = {}  # the run's pods that have ended, even if they are gone
         since_s = time.monotonic()  # when the run last had a pod that had not ended
-        while job.memory.phase == "forming":  # a run never returns to this phase
+        while run.memory.phase == "forming":  # a run never returns to this phase
             pods = [pod for pod in self._pods if not (pod.uid in self._earlier or pod.is_standby)]
             ended |= {pod.uid: pod for pod in pods if pod.has_ended and not pod.is_leaving}
             now_s = time.monotonic()
             if any(not pod.has_ended for pod in pods):
                 since_s = now_s
-            found = succession.end_before_start(ended.values(), pods, job.policy.members, now_s - since_s)
+            found = succession.end_before_start(ended.values(), pods, run.policy.members, now_s - since_s)
             if found is not None:
-                job.end_before_start(found)
+                run.end_before_start(found)
             await asyncio.sleep(POLL_S)
         await asyncio.Event().wait()
 
-    def _end_members(self, job: Job) -> None:
+    def _end_members(self, run: SupervisedRun) -> None:
         """Order all members of the run to end, including members that connect later.
 
         Pods that appeared after the run's last decision belong to the owner's next attempt, and not to this
@@ -555,12 +557,12 @@ class SupervisedJob:
             self._events.record(
                 "Finished", f"{ended.why} (exit code {ended.exit_code})", bad=ended.exit_code != 0
             )
-        memory = job.memory
+        memory = run.memory
         self._last_run_members = frozenset(
-            {*memory.placement, *memory.bystanders, *memory.lost, *job.existed}
+            {*memory.placement, *memory.bystanders, *memory.lost, *run.existed}
         )
         for member in self._last_run_members:
-            order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
+            order = orders.order_for(run.memory, member, run.policy, None, epoch=run.lead.epoch)
             self._server.order(member, order)
 
     async def _next_run(self) -> bool:
@@ -571,8 +573,8 @@ class SupervisedJob:
         stop is in the resource, the owner's next pods are ordered to end too, and the status remains that of
         the stopped run. Pods without an owner form a new run if no pod of the previous run is left.
         """
-        job = self.job
-        assert job is not None
+        run = self.run
+        assert run is not None
         self.is_at_rest = True
         while True:
             await asyncio.sleep(POLL_S)
@@ -580,7 +582,7 @@ class SupervisedJob:
             if not new:
                 continue
             standbys = {pod.member for pod in self._pods if pod.is_standby}
-            is_next_attempt = job.memory.exit_code and not self._stop.current and not new <= standbys
+            is_next_attempt = run.memory.exit_code and not self._stop.current and not new <= standbys
             if is_next_attempt or (
                 not self.key.uid and succession.are_gone(self._last_run_members, self._pods)
             ):
@@ -589,14 +591,14 @@ class SupervisedJob:
                 return True
             self._last_run_members |= new
             for member in new:
-                order = orders.order_for(job.memory, member, job.policy, None, epoch=job.lead.epoch)
+                order = orders.order_for(run.memory, member, run.policy, None, epoch=run.lead.epoch)
                 self._server.order(member, order)
 
     def _note_published(self) -> None:
-        assert self.job is not None
+        assert self.run is not None
         assert self._summary is not None  # because the run has published a status
-        self._evidence.observe(self.job.memory, ((pod.address, pod.node) for pod in self._pods))
-        for reason, message in self._status_events.observe(self.job.publisher.published):
+        self._evidence.observe(self.run.memory, ((pod.address, pod.node) for pod in self._pods))
+        for reason, message in self._status_events.observe(self.run.publisher.published):
             self._events.record(reason, message, bad=True)
         if self._summary.note_published():
             self._compare_sizes()
@@ -626,17 +628,17 @@ class SupervisedJob:
             self._spawn(record_stop(resource, self._records, how), "stop")
 
     def _dismiss(self, member: str) -> None:
-        if self.job is not None:
-            memory, epoch = self.job.memory, self.job.lead.epoch
+        if self.run is not None:
+            memory, epoch = self.run.memory, self.run.lead.epoch
             order = MemberOrder("stop", memory.generation, epoch=epoch, exit_code=exit_codes.TERMINATED)
             self._server.order(member, order)
 
     def _is_calm(self) -> bool:
-        return self.job is not None and is_calm(self.job.memory, self.job.watch)
+        return self.run is not None and is_calm(self.run.memory, self.run.watch)
 
     def _wake(self) -> None:
-        if self.job is not None:
-            self.job.wake.set()
+        if self.run is not None:
+            self.run.wake.set()
 
     def _spawn(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=f"{name} {self.key.name}")

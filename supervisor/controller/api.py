@@ -13,8 +13,8 @@ from holdfast.process import event_loop
 from holdfast.process.network import Door, has_token
 from holdfast.protocol.drills import DRILLS
 from holdfast.protocol.member_messages import MEMBER_PATH
-from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
+from supervisor.controller.supervised_run import SupervisedRun
 
 MAX_BODY_BYTES = 4096
 READ_S = 5.0  # the time limit for reading the incidents from the run directory
@@ -24,10 +24,10 @@ _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
-    job: Job, connections: MemberServer, token: str, door: Door, *, drills: bool = True
+    run: SupervisedRun, connections: MemberServer, token: str, door: Door, *, drills: bool = True
 ) -> web.Application:
     """Return the application. No request blocks its event loop. Drills are refused unless `drills` is set."""
-    api = _Api(job, drills)
+    api = _Api(run, drills)
     app = web.Application(middlewares=[_guard(token, door)], client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/incidents", api.incidents)
@@ -55,17 +55,17 @@ def _guard(token: str, door: Door) -> Any:
 
 
 class _Api:
-    """Handles the requests about one job."""
+    """Handles the requests about one run."""
 
-    def __init__(self, job: Job, drills: bool) -> None:
-        self._job = job
+    def __init__(self, run: SupervisedRun, drills: bool) -> None:
+        self._run = run
         self._drills = drills
 
     async def status(self, _: web.Request) -> web.Response:
-        return web.json_response(self._job.publisher.published)
+        return web.json_response(self._run.publisher.published)
 
     async def incidents(self, _: web.Request) -> web.Response:
-        publisher = self._job.publisher
+        publisher = self._run.publisher
         try:
             found = await event_loop.result_of(publisher.files.submit(publisher.run.incidents), READ_S)
         except OSError as error:
@@ -73,7 +73,7 @@ class _Api:
         return web.json_response(found)
 
     async def stop(self, request: web.Request) -> web.Response:
-        self._job.stop(bool((await _body(request)).get("now")))
+        self._run.stop(bool((await _body(request)).get("now")))
         return web.json_response({"asked": True}, status=202)
 
     async def cause_fault(self, request: web.Request) -> web.Response:
@@ -85,11 +85,11 @@ class _Api:
             known = ", ".join(DRILLS)
             raise web.HTTPBadRequest(text=f"`what` must be one of {known}; `rank` must be an integer")
         try:
-            requested = self._job.cause_fault(str(what), rank)
+            requested = self._run.cause_fault(str(what), rank)
         except ValueError as error:
             raise web.HTTPConflict(text=str(error)) from None
-        note = self._job.drill_note(str(what), rank)
-        refusal = "" if requested is None else await self._job.drills.await_outcome(requested)
+        note = self._run.drill_note(str(what), rank)
+        refusal = "" if requested is None else await self._run.drills.await_outcome(requested)
         if refusal:
             raise web.HTTPConflict(text=f"{refusal}: the drill is withdrawn")
         noted = {"note": note} if note else {}
@@ -99,7 +99,7 @@ class _Api:
         return web.Response(text="ok\n")
 
     async def metrics(self, _: web.Request) -> web.Response:
-        content = generate_latest(self._job.publisher.measured().registry)
+        content = generate_latest(self._run.publisher.measured().registry)
         return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

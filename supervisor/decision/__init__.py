@@ -1,1 +1,1 @@
-"""Decide what a job does next, compute its resulting state, and derive each member's order. Pure."""
+"""Decide what a run does next and how it ends, compute the resulting state, and derive the orders. Pure."""

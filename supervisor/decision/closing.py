@@ -10,15 +10,15 @@ from holdfast.protocol.member_messages import CheckpointReport, RankProgress
 from holdfast.protocol.progress import Phase, name_of
 from supervisor import wording
 from supervisor.decision import remedy, resume_point
-from supervisor.view import cut_off_work, failed_start, members, reports, uneven_steps
+from supervisor.view import failed_start, interrupted_work, members, reports, uneven_steps
 from supervisor.view.model import (
     SECOND_NS,
     UNREAD,
     Completion,
-    CutOffWork,
     Done,
     End,
     Fault,
+    InterruptedWork,
     JobState,
     MemberView,
     Policy,
@@ -52,14 +52,14 @@ def finished(view: View, policy: Policy) -> Save | Wait | End:
         return end_finished(view, last) if isinstance(last, str) else last
     known = next((each.incident for each in missed if each.incident), 0)
     where = f" (see holdfast explain {known})" if known else " by a stop"
-    return _finish(exit_codes.CUT_SHORT, Completion(notes=(f"{cut_off_work.describe(missed)}{where}",)))
+    return _finish(exit_codes.CUT_SHORT, Completion(notes=(f"{interrupted_work.describe(missed)}{where}",)))
 
 
 def end_finished(view: View, unsaved: str) -> End:
     """Return the `End` of a run that has finished.
 
     `unsaved` says why the last state is not on storage. It is "" if the state is on storage, or if the user
-    need not be told.
+    does not need to know.
     """
     code, unflushed = _unflushed(view)
     missing = ""
@@ -129,7 +129,7 @@ def _last_checkpoint(view: View, policy: Policy) -> Save | Wait | str:
         return why if step > 0 else ""
     if view.stored.error:
         return f"storage: {'it does not respond' if view.stored.error == UNREAD else view.stored.error}"
-    found = resume_point.newest(view, None, cut_off_work.void_states(view))
+    found = resume_point.newest(view, None, interrupted_work.void_states(view))
     if found.source == "slot" and found.step == step:
         why = f"{wording.FINISHED}: saving a checkpoint of the last step"
         return Save(found.holders[0], found, why, finished=True)
@@ -186,24 +186,24 @@ def completion_of(memory: JobState) -> Completion | None:
     completion = memory.completion or (Completion() if memory.why == wording.FINISHED else None)
     if completion is None:
         return None
-    cut_short = (cut_off_work.describe(memory.missed),) if _names_missed(memory) else ()
+    cut_short = (interrupted_work.describe(memory.missed),) if _names_missed(memory) else ()
     return replace(
         completion, notes=(*completion.notes, *cut_short), incidents=memory.incidents - memory.before
     )
 
 
 def summary(memory: JobState) -> str:
-    """Return a sentence that states how the run ended, its incidents, and what work a stop cut short."""
+    """Return a sentence that states how the run ended, its incidents, and what work a stop interrupted."""
     completion = completion_of(memory)
     if completion is not None:
         return wording.finish(completion.missing, completion.notes, completion.incidents)
-    missed = f"; {cut_off_work.describe(memory.missed)}" if _names_missed(memory) else ""
+    missed = f"; {interrupted_work.describe(memory.missed)}" if _names_missed(memory) else ""
     incidents = memory.incidents - memory.before
     return f"{memory.why}{missed}" + (f" ({wording.count(incidents, 'incident')})" if incidents else "")
 
 
 def _names_missed(memory: JobState) -> bool:
-    """True if the last sentence must mention the work that was cut short, because `why` does not."""
+    """True if the last sentence must mention the interrupted work, because `why` does not."""
     return bool(memory.missed) and (memory.exit_code == exit_codes.INTERRUPTED or memory.end is not None)
 
 
@@ -215,7 +215,7 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
 
     Without storage, the run ends at once, and its last sentence says where the state was.
 
-    If the stop cuts off work after a commit, the saved state precedes that work. The next run then repeats
+    If the stop interrupts work after a commit, the saved state precedes that work. The next run then repeats
     the work, as it would after a fault. The run's last sentence mentions a checkpoint only if a scan that
     began after the request to stop found it on storage.
     """
@@ -243,11 +243,11 @@ def save_and_end(view: View, found: tuple[Fault, ...], *, has_storage: bool = Tr
     return _stop(memory, _AS_REQUESTED, "; no member holds a state to save", cuts)
 
 
-def _last_state(view: View, found: tuple[Fault, ...]) -> tuple[ResumePoint, tuple[CutOffWork, ...]]:
-    """Return the newest state from which the next run repeats all cut-off work, and that work."""
-    cuts = cut_off_work.find(view, found)
+def _last_state(view: View, found: tuple[Fault, ...]) -> tuple[ResumePoint, tuple[InterruptedWork, ...]]:
+    """Return the newest state from which the next run repeats all interrupted work, and that work."""
+    cuts = interrupted_work.find(view, found)
     resumed = remedy.resume_before(view, cuts, remedy.last_good_step(found))
-    return resumed, (*cuts, *cut_off_work.lost_changes(view, resumed))
+    return resumed, (*cuts, *interrupted_work.lost_changes(view, resumed))
 
 
 def end_after_fault(view: View, policy: Policy, found: tuple[Fault, ...], end: End) -> Save | Wait | End:
@@ -314,7 +314,7 @@ def _stop(
     memory: JobState,
     reason: str,
     saved: str,
-    cuts: tuple[CutOffWork, ...],
+    cuts: tuple[InterruptedWork, ...],
     stored: int | None = None,
     note: str = "",
 ) -> End:
@@ -324,16 +324,16 @@ def _stop(
     user has stopped the run, the reason is `reason`. Otherwise, `JobState.end` contains the reason and the
     exit code.
 
-    `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes work that was
-    cut off, the next run resumes from it to repeat the work, and must not use any later state.
+    `stored` is the step of a valid checkpoint on storage, or None. If this checkpoint precedes interrupted
+    work, the next run resumes from it to repeat the work, and must not use any later state.
     """
     again = tuple(each for each in cuts if stored is not None and stored <= each.at_most)
     back = None
     if again:
         back = stored
-    named = cut_off_work.outside_of_steps(again)
+    named = interrupted_work.outside_of_steps(again)
     if named:
-        where, side = cut_off_work.list_places(named, 1), cut_off_work.side_of_commit(named)
+        where, side = interrupted_work.list_places(named, 1), interrupted_work.side_of_commit(named)
         saved += f"; it precedes the interrupted work {side} a commit ({where}), which will be repeated"
     end = memory.end or End(exit_codes.INTERRUPTED, reason)
     return replace(end, why=f"{end.why}{saved}{note}", cut=cuts, back=back)
@@ -441,7 +441,7 @@ def _another(view: View, policy: Policy, why: str) -> Save | None:
     memory = view.memory
     if memory.save_tries >= MAX_SAVE_TRIES:
         return None
-    found = resume_point.newest(view, memory.save_step, cut_off_work.void_states(view))
+    found = resume_point.newest(view, memory.save_step, interrupted_work.void_states(view))
     holders = [name for name in found.holders if _may_save(view, policy, name)]
     if found.source != "slot" or not holders or (memory.finished and found.step != memory.save_step):
         return None
@@ -476,7 +476,7 @@ def _confirm_stopped(view: View, durable: CheckpointReport, deadline: int) -> Wa
     named = f"checkpoint of step {durable.step}"
     if stored.heard >= memory.save and not stored.error:
         if resume_point.has_checkpoint(view, durable.generation, durable.step):
-            passed = cut_off_work.describe_passed_over(view, durable.step)
+            passed = interrupted_work.describe_passed_over(view, durable.step)
             note = f"; {passed}" if passed else ""
             saved = (
                 f", with a {named}"

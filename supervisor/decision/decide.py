@@ -18,11 +18,11 @@ from holdfast import exit_codes
 from holdfast.inspection import liveness
 from holdfast.protocol import progress
 from supervisor.decision import closing, memory_needed, orders, refusal, remedy, resume_point
-from supervisor.decision.places import cut_off_members, departures, joining, placement, resizing
+from supervisor.decision.membership import cut_off_members, departures, joining, placement, resizing
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import detection, sentences
 from supervisor.hangs.verdict import StallVerdict
-from supervisor.view import cut_off_work, failed_start, faults, members, reports, unknown_generation
+from supervisor.view import failed_start, faults, interrupted_work, members, reports, unknown_generation
 from supervisor.view.model import (
     SECOND_NS,
     UNREAD,
@@ -428,7 +428,7 @@ def await_unheard_standbys(case: _Case) -> Wait | None:
 
 
 def await_unfinished_work(case: _Case) -> Wait | None:
-    return cut_off_work.wait_for_survivors(case.view, case.policy)
+    return interrupted_work.wait_for_survivors(case.view, case.policy)
 
 
 def finish_without_fault(case: _Case) -> Save | Wait | End | None:

@@ -4,9 +4,9 @@ Decisions change the job's state (`View.memory`), and so do the following facts:
 state, storage has one, the group has reached a step, the replicas matched, or members run a generation. The
 next line of the journal records these facts. If the supervisor dies before writing that line, members and
 storage report the facts to its successor. If the members die too, the last status still contains the step
-that the group had reached. When a member holds a state for the first time, `supervisor.controller.job` writes
-a line for this fact alone. The time at which all survivors of a fault have secured their state is not in the
-journal, because only the incident's timeline uses it.
+that the group had reached. When a member holds a state for the first time, `controller.supervised_run`
+writes a line for this fact alone. The time at which all survivors of a fault have secured their state is not
+in the journal, because only the incident's timeline uses it.
 """
 
 from __future__ import annotations

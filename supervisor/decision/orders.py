@@ -18,7 +18,7 @@ from holdfast.protocol.member_messages import DrillOrder, MemberAction, MemberOr
 from supervisor.decision import state_sources, unreachable_members
 from supervisor.fault_kinds import kind_of
 from supervisor.identity_cache import by_identity
-from supervisor.view import cut_off_work
+from supervisor.view import interrupted_work
 from supervisor.view.model import JobState, Policy
 
 # Creates an order that already contains the values common to all orders. Copying an order to add these values
@@ -48,7 +48,7 @@ def order_for(
         keep=policy.keep + spared,
         lineage=_lineage(memory),
         proven=_proven(memory),
-        void=cut_off_work.recorded_void_steps(memory),
+        void=interrupted_work.recorded_void_steps(memory),
         epoch=epoch,
     )
     return _order_for(make, memory, member, policy, drill, inspection_id)
@@ -64,7 +64,7 @@ def _proven(memory: JobState) -> int:
 def _lineage(memory: JobState) -> tuple[Lineage, ...]:
     """Return the lineage, already extended if the last checkpoint will make newer states void.
 
-    The last checkpoint of a run can precede work that the stop cuts off. In that case, it makes newer
+    The last checkpoint of a run can precede work that the stop interrupts. In that case, it makes newer
     checkpoints void. If the lineage did not show this, a sidecar could keep a newer checkpoint and delete the
     last one.
     """
@@ -171,7 +171,7 @@ def _neighbours(memory: JobState, position: int, policy: Policy) -> tuple[str, .
     """Return the addresses of the members that a member should reach; () unless it has peers on a cluster.
 
     These are the members whose ranks directly precede and follow its own, so two members probe each member.
-    Two probes are enough to find a member that is cut off from all others (`places.cut_off_members`).
+    Two probes are enough to find a member that is cut off from all others (`membership.cut_off_members`).
     """
     count = len(memory.placement)
     if not policy.members_created_externally or count < 2:

@@ -10,15 +10,15 @@ from holdfast.inspection.victims import mismatch
 from holdfast.protocol.launcher_messages import OUT_OF_MEMORY, Ending, LauncherState
 from supervisor import wording
 from supervisor.decision import refusal, resume_point
-from supervisor.decision.places import joining, placement
+from supervisor.decision.membership import joining, placement
 from supervisor.fault_kinds import kind_of
-from supervisor.view import cut_off_work, endings, failed_start, faults, reports
+from supervisor.view import endings, failed_start, faults, interrupted_work, reports
 from supervisor.view.model import (
     SECOND_NS,
     Checkpoint,
-    CutOffWork,
     End,
     Fault,
+    InterruptedWork,
     PastFault,
     Policy,
     ResumePoint,
@@ -249,10 +249,10 @@ def start_generation(
     caller ensures that `placement.choose_members` finds enough members.
     """
     resumed = resumed or next_resume_point(view, policy, cause, found)
-    changes = cut_off_work.lost_changes(view, resumed) if cause is not None else ()
-    cuts = (*cut_off_work.find(view, found), *changes)
+    changes = interrupted_work.lost_changes(view, resumed) if cause is not None else ()
+    cuts = (*interrupted_work.find(view, found), *changes)
     end = (
-        _unrepeatable(view, cause, found, cut_off_work.not_repeated(cuts, resumed.step))
+        _unrepeatable(view, cause, found, interrupted_work.not_repeated(cuts, resumed.step))
         or _wrong_world_size(view, policy, resumed)
         or _no_state_left(view, policy, cause, found, resumed)
     )
@@ -274,7 +274,7 @@ def start_generation(
         evidence=(
             *skipped,
             *_passed_over(view, cause, resumed),
-            *_names_cut_off(cuts, resumed),
+            *_names_interrupted(cuts, resumed),
             *_not_equal(view, chosen),
         ),
         why=f"{_trigger(cause)}: {measure}",
@@ -284,7 +284,7 @@ def start_generation(
 
 
 def _unrepeatable(
-    view: View, cause: Fault | None, found: tuple[Fault, ...], missed: tuple[CutOffWork, ...]
+    view: View, cause: Fault | None, found: tuple[Fault, ...], missed: tuple[InterruptedWork, ...]
 ) -> End | None:
     """Return an `End` if a restart would skip work that raised an exception; `missed` is the skipped work."""
     if cause is None:
@@ -333,14 +333,14 @@ def _rendezvous(view: View, member: str) -> tuple[str, int]:
 
 def _passed_over(view: View, cause: Fault | None, resumed: ResumePoint) -> tuple[str, ...]:
     """Return a line for the incident if the group passes over a state that was changed after its commit."""
-    line = cut_off_work.describe_passed_over(view, resumed.step) if cause is not None else ""
+    line = interrupted_work.describe_passed_over(view, resumed.step) if cause is not None else ""
     return (line,) if line else ()
 
 
-def _names_cut_off(cuts: tuple[CutOffWork, ...], resumed: ResumePoint) -> tuple[str, ...]:
-    """Return one line for the incident about each piece of cut-off work whose duration is known."""
-    missed = cut_off_work.not_repeated(cuts, resumed.step)
-    return tuple(_name_cut_off(each, missed) for each in cuts if each.after_s)
+def _names_interrupted(cuts: tuple[InterruptedWork, ...], resumed: ResumePoint) -> tuple[str, ...]:
+    """Return one line for the incident about each piece of interrupted work whose duration is known."""
+    missed = interrupted_work.not_repeated(cuts, resumed.step)
+    return tuple(_name_interrupted(each, missed) for each in cuts if each.after_s)
 
 
 def next_resume_point(
@@ -349,15 +349,15 @@ def next_resume_point(
     """Return the resume point of the next generation, or of the first generation if `cause` is None."""
     if cause is None:
         return first_resume_point(view, policy)
-    return resume_before(view, cut_off_work.find(view, found), last_good_step(found))
+    return resume_before(view, interrupted_work.find(view, found), last_good_step(found))
 
 
-def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -> ResumePoint:
-    """Return the newest resume point that makes the script repeat the work that was cut off.
+def resume_before(view: View, cuts: tuple[InterruptedWork, ...], bound: int | None) -> ResumePoint:
+    """Return the newest resume point that makes the script repeat the interrupted work.
 
     If there is none, return the newest resume point at or before step `bound`.
     """
-    limit, void = cut_off_work.latest_resume_step(cuts, bound), cut_off_work.void_states(view)
+    limit, void = interrupted_work.latest_resume_step(cuts, bound), interrupted_work.void_states(view)
     if limit == bound and not void:
         return resume_point.newest(view, bound)
     resumed = resume_point.newest(view, limit, void)
@@ -365,7 +365,7 @@ def resume_before(view: View, cuts: tuple[CutOffWork, ...], bound: int | None) -
     return resumed if resumed.source != "none" or is_beginning else resume_point.newest(view, bound)
 
 
-def _name_cut_off(each: CutOffWork, missed: tuple[CutOffWork, ...]) -> str:
+def _name_interrupted(each: InterruptedWork, missed: tuple[InterruptedWork, ...]) -> str:
     again = "is not repeated, because no earlier state is left" if each in missed else "is repeated"
     where = "in step {} before its commit" if each.early else "after the commit of step {}"
     return f"the work of rank {each.rank} {where.format(each.step)} ({each.after_s:.2f} s) {again}"

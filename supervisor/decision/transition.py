@@ -16,24 +16,25 @@ from holdfast.protocol import lineage
 from holdfast.protocol.launcher_messages import Launch, LossJump, Restore
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import closing, remedy, resume_point, unreachable_members
-from supervisor.decision.places import joining, node_loss, placement, resizing
+from supervisor.decision.membership import joining, placement, resizing
+from supervisor.decision.redundancy import backups
 from supervisor.fault_kinds import kind_of
 from supervisor.hangs import evidence, hung_rank
 from supervisor.view import (
-    cut_off_work,
     failed_start,
     faults,
+    interrupted_work,
     members,
     replica_divergence,
     reports,
     unknown_generation,
 )
 from supervisor.view.model import (
-    CutOffWork,
     Dismiss,
     Done,
     End,
     Fault,
+    InterruptedWork,
     JobPhase,
     JobState,
     Learn,
@@ -378,7 +379,7 @@ def _launch(view: View, action: Start, policy: Policy, generation: int) -> Launc
         patience_s=policy.patience_s,
         restore=restore,
         grace_s=policy.grace_s,
-        backups=node_loss.backups(view, action.placement) if policy.members_created_externally else (),
+        backups=backups.choose(view, action.placement) if policy.members_created_externally else (),
         states_of=states_of,
         may_resize=bool(policy.min_members),
     )
@@ -407,7 +408,7 @@ def _jumped(memory: JobState, cause: Fault | None) -> tuple[LossJump, ...]:
 
 def _missed(memory: JobState, action: Start) -> tuple[MissedWork, ...]:
     number = memory.incident.number if memory.incident is not None else 0
-    return _as_missed(number, cut_off_work.not_repeated(action.cut, action.resume.step))
+    return _as_missed(number, interrupted_work.not_repeated(action.cut, action.resume.step))
 
 
 def _still_missed(memory: JobState, resumed: ResumePoint) -> tuple[MissedWork, ...]:
@@ -574,7 +575,7 @@ def _not_resumed(view: View, incident: OpenIncident, back: int | None) -> OpenIn
 
 
 def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, ...]:
-    """Return the work that a stop cuts off and that the next run does not repeat.
+    """Return the work that a stop interrupts and that the next run does not repeat.
 
     The next run repeats the work after `action.back`, the step that it resumes from. If it resumes from an
     earlier step, it repeats more work and removes that work from the list (`_still_missed`).
@@ -582,16 +583,16 @@ def _cut_short(view: View, memory: JobState, action: End) -> tuple[MissedWork, .
     if failed_start.is_from_scratch(memory, 0):  # the next run repeats all work
         return ()
     if action.exit_code != exit_codes.INTERRUPTED and memory.end is None:
-        return _as_missed(0, failed_start.cut_off_before(memory))
-    cuts = action.cut or cut_off_work.find(view, ())
+        return _as_missed(0, failed_start.interrupted_before(memory))
+    cuts = action.cut or interrupted_work.find(view, ())
     if action.back is not None:
-        return _as_missed(0, cut_off_work.not_repeated(cuts, action.back))
+        return _as_missed(0, interrupted_work.not_repeated(cuts, action.back))
     # If a fault ends the run, storage has no state of a later step, so the next run repeats the step.
-    known = cuts if memory.end is None else cut_off_work.outside_of_steps(cuts)
+    known = cuts if memory.end is None else interrupted_work.outside_of_steps(cuts)
     return _as_missed(0, known)
 
 
-def _as_missed(number: int, cuts: tuple[CutOffWork, ...]) -> tuple[MissedWork, ...]:
+def _as_missed(number: int, cuts: tuple[InterruptedWork, ...]) -> tuple[MissedWork, ...]:
     """Return `cuts` as missed work of the incident `number`, or of a stop if `number` is 0.
 
     Work that is repeated even if the group resumes at the work's own step is treated as part of the next
@@ -604,7 +605,7 @@ def _barred(view: View, memory: JobState, policy: Policy, back: int | None) -> J
     """Make the states beyond the last good step void, so that the next run in the directory ignores them.
 
     The lineage is extended as if a generation had resumed from that step and completed no step. `back` is the
-    step from which the next run repeats work that was cut off; None if there is no such work.
+    step from which the next run repeats interrupted work; None if there is no such work.
     """
     bad = remedy.last_good_step(faults.of_incident(view, policy))
     good = min((each for each in (bad, back) if each is not None), default=None)

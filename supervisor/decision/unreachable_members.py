@@ -1,7 +1,7 @@
 """Name the members that, according to the job's state, are cut off from their peers. Pure.
 
-`places.cut_off_members` finds such a member. From then on, the open incident and the history name this member
-and the peers that do not reach it, so a new leader makes the same decisions.
+`membership.cut_off_members` finds such a member. From then on, the open incident and the history name this
+member and the peers that do not reach it, so a new leader makes the same decisions.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _apart_until_ns(view: View) -> int:
 def _is_same(past: PastFault, place: str, step: int) -> bool:
     """True if `past` may have been the same stall: at the same place or step, or at an unknown place.
 
-    After a restart, the script repeats the work that was cut off. The next inspection may then find the work
+    After a restart, the script repeats the interrupted work. The next inspection may then find the work
     in another function.
     """
     if past.kind != "hang":

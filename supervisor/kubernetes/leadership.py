@@ -160,7 +160,7 @@ class Leadership:
 
     @property
     def silent_for_s(self) -> float:
-        """For how long the host of the leader that this one has replaced has not answered; 0 if it may."""
+        """How long the previous leader's host has not answered; 0 if it may still answer."""
         return self._lock.clock() - self.replaced.since_s if self.replaced is not None else 0.0
 
     @property
@@ -349,7 +349,7 @@ async def _keep(lock: LeaseLock, term: Leadership, rival: Callable[[int], Awaita
 
 
 async def _unwind(work: asyncio.Future[None]) -> None:
-    """Cancel the body until it ends, because `asyncio.wait_for` in the body can lose a cancellation."""
+    """Cancel the body until it ends, as often as `asyncio.wait_for` in the body loses a cancellation."""
     while not work.done():
         work.cancel()
         await asyncio.wait({work}, timeout=UNWIND_S)

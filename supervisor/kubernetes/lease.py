@@ -194,7 +194,7 @@ class LeaseLock:
 
     @property
     def unrenewed_s(self) -> float:
-        """For how long the last reads of the lease show no renewal; 0 if one of them failed or was late."""
+        """How long the last reads of the lease have shown no renewal; 0 if one of them failed or was late."""
         return self._read_s - self._unrenewed_s
 
     async def try_hold(self, silent: str = "") -> int:

@@ -1,7 +1,7 @@
 """Ask a Deployment's other replicas which of them leads, without using the API server.
 
 Two kinds of replicas ask. If a leader's term ends while the API server does not respond, the leader asks
-whether there is a rival (see `leadership.lead`), because it may be the only process that is cut off from the
+whether there is a rival (see `leadership.lead`), because it may be the only process that cannot reach the
 server. A replica that waits for the lease asks whether the leader's process has ended, to avoid waiting until
 the lease expires.
 

@@ -21,10 +21,10 @@ from holdfast.process.clock import seconds_to_next_tick
 from holdfast.process.network import SERVER_BACKLOG, Door
 from holdfast.protocol import codec, environment
 from supervisor.controller.api import application
-from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
 from supervisor.controller.reports import routine_reports
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.local.backend import LocalBackend
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store import journal, run_lead
@@ -64,38 +64,38 @@ def load(run_dir: Path) -> Settings:
 async def serve(
     settings: Settings, api: socket.socket, keeper: socket.socket, measured: event_loop.Lag
 ) -> None:
-    """Supervise until the job has ended or this process receives SIGTERM or SIGINT."""
+    """Supervise until the run has ended or this process receives SIGTERM or SIGINT."""
     stop = _stop_on_signals()
-    jobs: list[Job] = []  # empty until the job is created
+    runs: list[SupervisedRun] = []  # empty until the run is created
 
     def changed() -> None:
-        for each in jobs:
+        for each in runs:
             each.wake.set()
 
     def is_calm() -> bool:
-        return all(routine_reports.is_calm(each.memory, each.watch) for each in jobs)
+        return all(routine_reports.is_calm(each.memory, each.watch) for each in runs)
 
     backend = LocalBackend(keeper, changed)
     connections = MemberServer(time.monotonic_ns, changed, is_calm=is_calm, has_frequent_rounds=True)
     keeper_task = asyncio.create_task(backend.run(), name="keeper")
     await asyncio.wait_for(backend.known.wait(), KEEPER_S)
-    job = _make_job(settings, backend, connections, measured)
-    jobs.append(job)
-    job.publish()  # to let the first query find a status
+    run = _make_run(settings, backend, connections, measured)
+    runs.append(run)
+    run.publish()  # to let the first query find a status
     door = Door()
-    runner, listening = await _listen(settings, job, connections, door, api)
+    runner, listening = await _listen(settings, run, connections, door, api)
     services = {
         keeper_task,
-        asyncio.create_task(job.run(), name="job"),
-        asyncio.create_task(_publish(job), name="status"),
-        asyncio.create_task(job.checkpoints.run(), name="storage"),
+        asyncio.create_task(run.supervise(), name="run"),
+        asyncio.create_task(_publish(run), name="status"),
+        asyncio.create_task(run.checkpoints.run(), name="storage"),
         asyncio.create_task(backend.report_alive(), name="heartbeats"),
         asyncio.create_task(door.watch(), name="door"),
         asyncio.create_task(stop.wait(), name="signal"),
     }
     done, _ = await asyncio.wait(services, return_when=asyncio.FIRST_COMPLETED)
-    if not job.ended.is_set() and stop.is_set():
-        log.info("ended by a signal", extra={"phase": job.memory.phase})
+    if not run.ended.is_set() and stop.is_set():
+        log.info("ended by a signal", extra={"phase": run.memory.phase})
     await event_loop.end(services - done)
     listening.close()
     await runner.cleanup()
@@ -110,16 +110,16 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _make_job(
+def _make_run(
     settings: Settings, backend: LocalBackend, connections: MemberServer, measured: event_loop.Lag
-) -> Job:
-    """Take over leadership of the run and return its job."""
-    run = RunDir(settings.run_dir)
-    lead = run_lead.take_over(run.path / run_lead.FILE)
-    fresh = not journal.has_lines_since(run.journal, settings.journal_bytes)
-    publisher = StatusPublisher(run, measured.over_last_minute, settings.policy, lead)
-    records = RunDirectoryRecords(run.path, lead)
-    return Job(
+) -> SupervisedRun:
+    """Take over leadership of the run and return it."""
+    directory = RunDir(settings.run_dir)
+    lead = run_lead.take_over(directory.path / run_lead.FILE)
+    fresh = not journal.has_lines_since(directory.journal, settings.journal_bytes)
+    publisher = StatusPublisher(directory, measured.over_last_minute, settings.policy, lead)
+    records = RunDirectoryRecords(directory.path, lead)
+    return SupervisedRun(
         settings.policy,
         publisher,
         backend,
@@ -131,11 +131,11 @@ def _make_job(
 
 
 async def _listen(
-    settings: Settings, job: Job, connections: MemberServer, door: Door, api: socket.socket
+    settings: Settings, run: SupervisedRun, connections: MemberServer, door: Door, api: socket.socket
 ) -> tuple[web.AppRunner, asyncio.Server]:
     """Start serving requests on the socket `api`. The caller must close both returned objects at the end."""
     runner = web.AppRunner(
-        application(job, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
+        application(run, connections, RunDir(settings.run_dir).token(), door, drills=settings.drills),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
@@ -161,18 +161,18 @@ def _raise_failure(done: Iterable[asyncio.Task[Any]]) -> None:
         log.warning("another supervisor leads the run: this one ends", extra={"why": str(error)})
 
 
-async def _publish(job: Job) -> None:
+async def _publish(run: SupervisedRun) -> None:
     """Publish the status at every tick, and as soon as a sidecar has connected or disconnected.
 
     Raises `Deposed` when another supervisor leads the run.
     """
-    while job.publisher.deposed is None:
-        await event_loop.set_within(job.members_changed, seconds_to_next_tick(STATUS_S))
-        job.members_changed.clear()
-        job.publish_next()
-        if (rest_s := STATUS_REST * job.status_took_s) > BRIEF_S:
+    while run.publisher.deposed is None:
+        await event_loop.set_within(run.members_changed, seconds_to_next_tick(STATUS_S))
+        run.members_changed.clear()
+        run.publish_next()
+        if (rest_s := STATUS_REST * run.status_took_s) > BRIEF_S:
             await asyncio.sleep(rest_s)
-    raise job.publisher.deposed
+    raise run.publisher.deposed
 
 
 def main(argv: Sequence[str]) -> int:

@@ -73,19 +73,6 @@ class QuarantinedJobs(Protocol):
         """Move members to standbys if their node is one of these, and its agent reports a fault."""
 
 
-class NoJobs:
-    """Jobs without members on any node."""
-
-    def leave(self, node: str, why: str) -> None:
-        """Do nothing: no member is on the node."""
-
-    def members_on(self, node: str) -> int:
-        return 0
-
-    def heed_verdicts(self, nodes: frozenset[str]) -> None:
-        """Do nothing: no member could move."""
-
-
 class QuarantineController:
     """Carries out the quarantine of one term. `left_s` returns how long the term still lasts."""
 

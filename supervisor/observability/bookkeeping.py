@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.protocol.launcher_messages import StartTimes
 from holdfast.protocol.progress import Phase, name_of
-from supervisor.decision.places import node_loss
+from supervisor.decision.redundancy import node_loss
 from supervisor.observability.ledger import Bucket, Ledger
 from supervisor.view import reports
 from supervisor.view.model import JobState, OpenIncident, View

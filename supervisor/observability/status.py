@@ -14,7 +14,8 @@ from holdfast.protocol.launcher_messages import RankState
 from holdfast.protocol.member_messages import MemberReport, RankProgress
 from holdfast.protocol.progress import PhaseKind, names_of_kinds
 from supervisor.decision import closing, memory_needed, remedy, resume_point
-from supervisor.decision.places import node_loss, placement, resizing
+from supervisor.decision.membership import placement, resizing
+from supervisor.decision.redundancy import node_loss
 from supervisor.hangs import detection
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record as incidents

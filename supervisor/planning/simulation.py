@@ -97,7 +97,7 @@ def simulate(
     events: int = EVENTS,
     fixed_repairs: bool = False,
 ) -> Simulated:
-    """Return what `events` faults and outages cost a job with `standbys`."""
+    """Return what `events` faults and outages cost a job that has `standbys`."""
     job = _Job(inputs, chance, standbys, fixed_repairs)
     batches = []
     for _ in range(_BATCHES):

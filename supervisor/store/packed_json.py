@@ -34,7 +34,7 @@ def unpack(text: str) -> Any:
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(packed, MAX_BYTES)
             if not unpacker.eof:
-                raise UnreadableText(f"more than {MAX_BYTES} bytes, or cut off")
+                raise UnreadableText(f"more than {MAX_BYTES} bytes, or truncated")
             text = data.decode()
         return json.loads(text, parse_int=strict_json.integer)
     except (binascii.Error, zlib.error, RecursionError, ValueError) as error:

@@ -3,7 +3,7 @@
 Resuming from an older state makes all newer states void. This must not take effect before the group has
 completed a step from the older state. If that state is damaged or its holder dies, a newer state may be the
 only one left. The reason for going back still applies: a bad number limits the usable states as before, and
-work that was cut off is either repeated or reported.
+interrupted work is either repeated or reported.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from holdfast.protocol import lineage
 from supervisor.view import replica_divergence, reports, unknown_generation
-from supervisor.view.model import CutOffWork, Fault, JobState, PendingStart, SetAsideState, View
+from supervisor.view.model import Fault, InterruptedWork, JobState, PendingStart, SetAsideState, View
 
 
 def pending_start(
     view: View,
     step: int,
     bound: int | None,
-    cut: tuple[CutOffWork, ...],
+    cut: tuple[InterruptedWork, ...],
     raised: tuple[Fault, ...],
     *,
     from_scratch: bool = False,
@@ -29,7 +29,7 @@ def pending_start(
     Args:
         step: The step that the group resumes from.
         bound: The newest step whose state may be good.
-        cut: The work that the last fault cut off.
+        cut: The work that the last fault interrupted.
         raised: The exceptions among the faults before the start.
         from_scratch: Whether this is the first start of a run that the user began from scratch.
     """
@@ -118,8 +118,8 @@ def _holds_later_state(view: View, step: int) -> bool:
     )
 
 
-def cut_off_before(memory: JobState) -> tuple[CutOffWork, ...]:
-    """Return the work that the fault before the failed start cut off."""
+def interrupted_before(memory: JobState) -> tuple[InterruptedWork, ...]:
+    """Return the work that the fault before the failed start interrupted."""
     known = _failed_start(memory)
     return known.cut if known is not None else ()
 

@@ -136,7 +136,7 @@ def _lost_host_in_s(view: View, member: MemberView, lifeless_s: float) -> float:
     - The host does not answer. The cause can also be the network between the host and the supervisor.
     - Ranks of a member that reports are late. If only the supervisor could not reach the host, they would be
       on time. This part is not required if there is no step that they could complete.
-    - Most members of the group report. If they do not, the supervisor itself may be cut off.
+    - Most members of the group report. If they do not, the supervisor itself may be out of reach.
     """
     if not member.unanswered_s:
         return math.inf

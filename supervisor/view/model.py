@@ -121,8 +121,8 @@ class UnconfirmedReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOffWork:
-    """The script's work that a fault cut off: work outside a step, or work that raised an exception."""
+class InterruptedWork:
+    """The script's work that a fault interrupted: work outside a step, or work that raised an exception."""
 
     rank: int
     step: int  # the last step that the rank had committed
@@ -134,7 +134,7 @@ class CutOffWork:
 
 @dataclass(frozen=True, slots=True)
 class MissedWork:
-    """Work that was cut off and not repeated. `incident` is the number of the incident that cut it off."""
+    """Work that was interrupted and not repeated. `incident` is the number of the incident that did so."""
 
     incident: int
     rank: int
@@ -171,7 +171,7 @@ class PendingStart:
     missed: tuple[MissedWork, ...] = ()
     equal: tuple[int, ...] = ()
     bound: int | None = None  # the newest step whose state may be good
-    cut: tuple[CutOffWork, ...] = ()  # the work that the fault before the start cut off
+    cut: tuple[InterruptedWork, ...] = ()  # the work that the fault before the start interrupted
     raised: tuple[Fault, ...] = ()  # the exceptions before the start
     failed: bool = False  # the start failed, and its changes were undone
     aside: SetAsideState | None = None  # set in a run from scratch that has not completed a step yet
@@ -231,7 +231,7 @@ class OpenIncident:
     at_least: bool = False  # `lost` is a lower bound, because the member that knew the last steps is lost
     closed_ns: int = 0  # when the run ended, if it ended before the incident's first new step
     # the work that the incident interrupted; a piece is lost if the run resumes after its `at_most` step
-    cut: tuple[CutOffWork, ...] = ()
+    cut: tuple[InterruptedWork, ...] = ()
     own_state: bool = False  # the script keeps its own state, so steps are counted from its last start
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
     # the number of the last request to save the state while the group lacks a member (`Preserve`)
@@ -247,7 +247,10 @@ class OpenIncident:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Everything that a supervisor must know to take over from its predecessor."""
+    """Everything that a supervisor must know to take over from its predecessor.
+
+    It belongs to the job: the next run begins with the parts of it that outlive a run.
+    """
 
     world_size: int  # of the current generation
     nproc: int
@@ -276,8 +279,8 @@ class JobState:
     why: str = ""
     message: str = ""
     lost: tuple[str, ...] = ()
-    missed: tuple[MissedWork, ...] = ()  # work around commits that was cut off and not repeated
-    cut: tuple[CutOffWork, ...] = ()  # work that a stop cuts off
+    missed: tuple[MissedWork, ...] = ()  # work around commits that was interrupted and not repeated
+    cut: tuple[InterruptedWork, ...] = ()  # work that a stop interrupts
     before: int = 0  # the number of incidents of earlier runs in the same directory
     learned: tuple[LearnedStall, ...] = ()
     warned: tuple[PastWarning, ...] = ()
@@ -495,8 +498,8 @@ class View:
     """Everything that is known at `now_ns`, a CLOCK_MONOTONIC time of the supervisor's host."""
 
     now_ns: int
-    wall_s: float
-    memory: JobState
+    wall_s: float  # the same time on the wall clock, for people
+    memory: JobState  # the job's state after the last decision, which the journal calls its memory
     members: tuple[MemberView, ...] = ()
     stored: StorageContents = StorageContents()
     watch: StallWatch = field(default_factory=StallWatch)
@@ -618,7 +621,7 @@ class Start:
     remedy: str
     evidence: tuple[str, ...]
     why: str
-    cut: tuple[CutOffWork, ...] = ()
+    cut: tuple[InterruptedWork, ...] = ()
     measure: str = field(default="", compare=False, metadata=UNRECORDED)  # the part of `why` after the cause
 
 
@@ -637,7 +640,7 @@ class Save:
     member: str
     resume: ResumePoint
     why: str
-    cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
+    cut: tuple[InterruptedWork, ...] = ()  # work that the stop interrupts
     finished: bool = False  # all ranks have finished; False: the run was stopped, or a fault ends it
     # how the run ends when the state is on storage or cannot be saved; None: as `JobState` says
     end: End | None = field(default=None, metadata=added())
@@ -677,7 +680,7 @@ class End:
     why: str
     message: str = ""
     cause: Fault | None = None
-    cut: tuple[CutOffWork, ...] = ()  # work that the stop cuts off
+    cut: tuple[InterruptedWork, ...] = ()  # work that the stop interrupts
     back: int | None = None  # states after this step become void; storage has a checkpoint of it
     warning: str = ""  # a warning that the status shows
     # the parts of `why` if the script has finished

@@ -20,7 +20,16 @@ CODE = [path.read_text() for path in (ROOT / "supervisor").rglob("*.py")]
 @pytest.mark.parametrize(
     "disaster",
     [
-        *("crash", "hang", "deleted", "killed", "cut off", "drained", "spot notice", "node agent is down"),
+        *(
+            "crash",
+            "hang",
+            "deleted",
+            "killed",
+            "loses its network",
+            "drained",
+            "spot notice",
+            "node agent is down",
+        ),
         *("supervisor is down", "no supervisor", "API server is down", "webhook is down", "etcd", "clock"),
         *("storage", "all nodes reboot", "wrong policy", "storm"),
     ],

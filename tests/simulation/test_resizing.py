@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.decision.places import joining, resizing
+from supervisor.decision.membership import joining, resizing
 from supervisor.view.model import Policy, Secure, Start, Warn
 from tests.simulation.cluster.member import Content
 from tests.simulation.cluster.scripts import actions

@@ -73,8 +73,8 @@ BY_RANKS = {
 # The executors that recognise their drills by the row, and the module that does so.
 BY_ROW = {
     "sidecar": "sidecar/reconciler.py",
-    "supervisor": "supervisor/controller/job.py",
-    "keeper": "supervisor/controller/job.py",  # the job calls the keeper directly
+    "supervisor": "supervisor/controller/supervised_run.py",
+    "keeper": "supervisor/controller/supervised_run.py",  # the run calls the keeper directly
 }
 
 

@@ -1,4 +1,4 @@
-"""Keep what users are told about one job's pods that the webhook missed. Pure."""
+"""Keep the notes for users about one job's pods that the webhook missed. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class MessageBuffer(Protocol):
     namespace: str
     has_whole_message: bool  # a message has arrived, and waits to be decoded
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Receive the rest of the message, because there is a place now."""
 
     def abort(self) -> None:
@@ -42,7 +42,7 @@ class IncomingMessages:
         self._waiting: dict[MessageBuffer, None] = {}
 
     def ask(self, buffer: MessageBuffer, now_s: float) -> bool:
-        """Return whether `buffer` has a place now. If not, `go_on` is called when it gets one."""
+        """Return whether `buffer` has a place now. If not, `resume` is called when it gets one."""
         if self._has_room(buffer):
             self._take(buffer, now_s)
             return True
@@ -62,7 +62,7 @@ class IncomingMessages:
             following = min(ready, key=lambda each: self._by_namespace[each.namespace])
             del self._waiting[following]
             self._take(following, now_s)
-            following.go_on()
+            following.resume()
 
     def end_slow(self, now_s: float) -> None:
         """End the connections that take too long to send a message while others wait for a place."""
@@ -112,7 +112,7 @@ class MemberBuffer:
         self._consider()
 
     def passed_on(self, size: int) -> None:
-        """Record that a message of `size` bytes is no longer held, and let others have its place."""
+        """Record that a message of `size` bytes has been passed on, and free its place."""
         self.has_whole_message = False
         self._received_bytes = max(0, self._received_bytes - _frame_bytes(size))
         if not self._received_bytes:
@@ -121,7 +121,7 @@ class MemberBuffer:
             self._free_place()
         self._consider()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._has_place, self._is_waiting = True, False
         self._pause(self._is_full)
 

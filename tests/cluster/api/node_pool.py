@@ -16,10 +16,11 @@ from supervisor.kubernetes.errors import NotFound
 from supervisor.kubernetes.events import EVENTS, EventRecorder
 from supervisor.kubernetes.lease import LeaseLock
 from supervisor.kubernetes.watch import Mirror, ObjectName
-from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
+from supervisor.nodes.controller import QuarantineController, QuarantinedJobs
 from supervisor.nodes.names import CONFIG, RECORD, TAINT
 from supervisor.nodes.node_mirror import NodeMirror
 from tests.cluster.api.kinds import CONFIG_MAPS, NODES, config_map
+from tests.unit.supervisor.nodes.test_controller import NoJobs
 
 LIMIT_S = 30.0
 QUICK = {

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.local, pytest.mark.timeout(150)]
 
 OPTIONS = "--members 2 --snapshot-every 5 --hang-floor 60s"  # durations are not tested here
 LINES = [str(number) for number in range(40)]
-# lines, at least 0.05 s each: well above the limit for long work (`supervisor.view.cut_off_work.LONG_S`)
+# lines, at least 0.05 s each: well above the limit for long work (`supervisor.view.interrupted_work.LONG_S`)
 MUCH = 14
 
 

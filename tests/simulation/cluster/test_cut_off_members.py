@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from holdfast.protocol.launcher_messages import Ending
-from supervisor.decision.places import cut_off_members
+from supervisor.decision.membership import cut_off_members
 from supervisor.decision.unreachable_members import SIGNATURE
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.view.model import End, Policy, RunAction, Secure, View, Warn

@@ -18,7 +18,7 @@ from holdfast.protocol.launcher_messages import StartTimes
 from supervisor.decision import closing, orders, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts
-from supervisor.decision.places import cut_off_members, departures
+from supervisor.decision.membership import cut_off_members, departures
 from supervisor.decision.transition import taken_over, with_stop_request
 from supervisor.hangs import observation
 from supervisor.observability.bookkeeping import Bookkeeping

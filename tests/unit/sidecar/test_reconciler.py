@@ -256,7 +256,7 @@ async def test_a_report_lists_only_the_last_unusable_snapshots(here: Path) -> No
     flip(record)
     async with at_work(here) as place:
         earlier = tuple(HeldSnapshot(1, step, 1) for step in range(MAX_UNUSABLE))
-        place.sidecar.unusable = earlier
+        place.sidecar.preparation.unusable = earlier
         await place.sidecar.obey(run(2, Restore(5, 1, "slot")))
         told = await place.until(lambda report: report.prepare_error)
         assert told.unusable == (*earlier[1:], HeldSnapshot(1, 5, record.total_bytes))

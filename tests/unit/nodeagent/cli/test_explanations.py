@@ -68,7 +68,7 @@ def test_a_check_shows_its_limits_and_its_clearing_condition() -> None:
     margin = explain(POLICY, "check", "gpu_temperature_margin")
     assert "degraded  5 °C or less, in 3 of 4 samples -> none" in margin
     assert "unhealthy 0 °C or less, for 1 min -> contact_support" in margin
-    assert "ends      above 10 for 2 min" in margin
+    assert "ends      after 2 min above 10" in margin
     lost = explain(POLICY, "check", "gpu_state")
     assert "state     lost -> unhealthy, reboot_node: NVML reports the GPU as lost" in lost
     assert "ends      a reboot" in explain(POLICY, "kernel", "mlx5_hardware_error")

@@ -30,7 +30,7 @@ def test_a_row_has_the_text_of_explain() -> None:
     assert (
         "| `gpu_temperature_margin` | degrees below the slowdown temperature | nvml-polling | 15 s | "
         "5 °C or less, in 3 of 4 samples -> none | 0 °C or less, for 1 min -> contact_support | "
-        "above 10 for 2 min |"
+        "after 2 min above 10 |"
     ) in PAGE
     assert "| `ib_port` | InfiniBand port | sysfs | 5 s | slow for 1 min -> none; unused for 4 min" in PAGE
     assert "| 79 | GPU dropped off the PCIe bus | unhealthy -> reboot_node | a reboot, then 10 min" in PAGE

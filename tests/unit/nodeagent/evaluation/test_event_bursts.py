@@ -16,7 +16,6 @@ from nodeagent.evaluation.bursts import (
     Burst,
     EventBursts,
     TimeOff,
-    join_burst,
     thinned_marks,
     union_bursts,
 )
@@ -43,7 +42,6 @@ def test_bursts_within_three_minutes_of_each_other_are_one(
     spans: list[Burst], new: Burst, expected: list[Burst]
 ) -> None:
     assert GAP_S == 180
-    assert join_burst(spans, new) == expected
     assert union_bursts([spans, [new]]) == union_bursts([[new], spans]) == expected
 
 
@@ -85,8 +83,8 @@ def ran(off: list[Burst], from_s: float, until_s: float) -> float:
 
 def test_the_oldest_bursts_become_one_so_that_the_first_event_stays_known() -> None:
     many: list[Burst] = [(1000.0 * n, 1000.0 * n) for n in range(MAX_BURSTS)]
-    assert join_burst(many, (-1000.0, -1000.0)) == [(-1000.0, 0.0), *many[1:]]
-    assert join_burst(many, (1e6, 1e6)) == [(0.0, 1000.0), *many[2:], (1e6, 1e6)]
+    assert union_bursts([many, [(-1000.0, -1000.0)]]) == [(-1000.0, 0.0), *many[1:]]
+    assert union_bursts([many, [(1e6, 1e6)]]) == [(0.0, 1000.0), *many[2:], (1e6, 1e6)]
     assert union_bursts([]) == union_bursts([[], []]) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from supervisor.admission import pod_layout
-from supervisor.cluster import job_summary, job_takeover, jobs, pod_groups, supervised_job
+from supervisor.cluster import job_takeover, jobs, pod_groups, run_summary, supervised_job
 from supervisor.cluster.adoption.uninjected import MISSED
 from supervisor.cluster.jobs import MEMBERS, ClusterJobs
 from supervisor.cluster.pods import PodGroup, read_pod
@@ -123,7 +123,7 @@ async def place(directory: Path) -> AsyncIterator[Place]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.02)
     monkeypatch.setattr(jobs, "GATHER_S", 0.001)
-    for module in (job_summary, job_takeover, supervised_job):
+    for module in (run_summary, job_takeover, supervised_job):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
     monkeypatch.setattr(object_cache, "RETRY_S", 0.02)
 
@@ -311,7 +311,7 @@ async def test_a_job_whose_resource_is_replaced_between_two_rounds_is_supervised
 async def test_a_job_that_was_taken_over_is_supervised_again_only_by_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_summary, "SUMMARY_S", 0.02)
+    monkeypatch.setattr(run_summary, "SUMMARY_S", 0.02)
     async with place(tmp_path) as there:
         there.served.put("jobs", by := owner())
         there.add(member(0, by))
@@ -587,21 +587,21 @@ async def test_a_registry_is_cut_off_while_most_jobs_have_lost_members_that_had_
 ) -> None:
     monkeypatch.setattr(jobs, "REACH_S", 0.0)
     async with place(tmp_path) as there:
-        assert not there.jobs.is_cut_off("team"), "there is no member"
+        assert not there.jobs.is_out_of_reach("team"), "there is no member"
         running = {"containerStatuses": [{"name": "train", "state": {"running": {}}, "restartCount": 0}]}
         for name in ("llama", "gpt"):
             there.served.put("jobs", by := owner(name, completions=2))
             for number in (0, 1):
                 there.add({**member(number, by), "status": {"phase": "Running", **running}})
         await there.until(lambda: sum(len(each.backend.members) for each in there.jobs.jobs.values()) == 4)
-        assert not there.jobs.is_cut_off("team"), "no member has ever connected"
+        assert not there.jobs.is_out_of_reach("team"), "no member has ever connected"
         first, second = there.jobs.jobs.values()
         lines = [job._server.connection(name) for job in (first, second) for name in job.backend.members]
         for line in lines:
             line.first_ns = 1
-        assert there.jobs.is_cut_off("team")
+        assert there.jobs.is_out_of_reach("team")
         lines[0].connected = True
-        assert not there.jobs.is_cut_off("team"), "half of the jobs are reached"
+        assert not there.jobs.is_out_of_reach("team"), "half of the jobs are reached"
 
 
 async def test_jobs_beyond_the_limit_of_their_namespace_wait_and_are_told_so(

@@ -470,20 +470,20 @@ async def test_a_supervisor_that_has_lost_the_members_of_most_jobs_evicts_nobody
     monkeypatch.setattr(supervised_job, "CALM_S", 0.05)
     asked: Counter[str] = Counter()
     enough = asyncio.Event()
-    is_cut_off = jobs.ClusterJobs.is_cut_off
+    is_out_of_reach = jobs.ClusterJobs.is_out_of_reach
 
     def ask(registry: jobs.ClusterJobs, namespace: str) -> bool:
         asked[namespace] += 1
         if len(asked) == 2 and min(asked.values()) >= 5:
             enough.set()
-        return is_cut_off(registry, namespace)
+        return is_out_of_reach(registry, namespace)
 
     async with place() as there, AsyncExitStack() as stack:
         leading = await there.lead()
         connections = await stack.enter_async_context(AsyncExitStack())
         await train(there, connections, "team", 3, "later")
         await train(there, connections, "tenant", 2, "later")
-        monkeypatch.setattr(jobs.ClusterJobs, "is_cut_off", ask)
+        monkeypatch.setattr(jobs.ClusterJobs, "is_out_of_reach", ask)
         await connections.aclose()
         await asyncio.wait_for(enough.wait(), LIMIT_S)
         assert (there.served.evictions, there.supervisor._deleting) == ([], set())

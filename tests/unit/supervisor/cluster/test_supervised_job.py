@@ -20,7 +20,7 @@ from holdfast import exit_codes
 from holdfast.fileio.storage_thread import StorageThread
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import MemberOrder, RankStall, StorageListing
-from supervisor.cluster import host_probe, job_summary, job_takeover, pods, supervised_job
+from supervisor.cluster import host_probe, job_takeover, pods, run_summary, supervised_job
 from supervisor.cluster.adoption.job_membership import JobKey
 from supervisor.cluster.host_probe import HostAnswer, HostProbes
 from supervisor.cluster.missed.rule import MissingMembers
@@ -64,7 +64,7 @@ class Place:
     policy: Policy = POLICY
     key: JobKey = KEY
     pods: dict[str, PodMember] = field(default_factory=dict)
-    is_cut_off: bool = False
+    is_out_of_reach: bool = False
     noted: list[tuple[str, RunFault]] = field(default_factory=list)  # faults reported to the quarantine
 
     def begin(self, epoch: int = 1) -> SupervisedJob:
@@ -77,7 +77,7 @@ class Place:
             secret=b"secret",
             lag=lambda: (0.0, 0.0),
             evict=lambda namespace, pod: self.deleted.append(f"{namespace}/{pod.name}"),
-            is_cut_off=lambda _: self.is_cut_off,
+            is_out_of_reach=lambda _: self.is_out_of_reach,
             note_run_fault=lambda node, fault: self.noted.append((node, fault)),
         )
         self.job = SupervisedJob(self.context, self.group())
@@ -191,7 +191,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(supervised_job, name, 0.02)
     monkeypatch.setattr(job_takeover, "RETRY_S", 0.02)
     for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
-        monkeypatch.setattr(job_summary, name, 0.02)
+        monkeypatch.setattr(run_summary, name, 0.02)
 
 
 async def test_pods_form_a_group_that_trains(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_a_member_that_cannot_reach_its_launcher_is_shown_and_becomes_an_e
 
 
 async def test_a_new_phase_is_published_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_summary, "SUMMARY_S", 3600.0)
+    monkeypatch.setattr(run_summary, "SUMMARY_S", 3600.0)
     async with place(tmp_path) as there:
         members = await there.form()
         await there.until(phase="running")
@@ -258,8 +258,8 @@ async def test_the_next_supervisor_takes_over_without_a_restart(tmp_path: Path) 
             await each.until_obeying(2)
             await each.train(4)
         await there.until(epoch=2, step=4, generation=1, phase="running", incidents=0)
-        assert there.job.job is not None
-        assert there.job.job.memory.generation == 1
+        assert there.job.run is not None
+        assert there.job.run.memory.generation == 1
         for each, count in zip(members, before, strict=True):
             assert each.connected == 1
             assert {(order.do, order.generation) for order in each.orders[count:]} == {("run", 1)}
@@ -301,7 +301,7 @@ async def test_a_leader_that_was_cut_off_and_replaced_gives_no_orders_above_its_
         await there.until(step=3, phase="running")
         there.served.broken["supervisions"] = 503
         there.served.change(status={"epoch": 2})
-        lead = there.job.job.lead if there.job.job is not None else None
+        lead = there.job.run.lead if there.job.run is not None else None
         assert isinstance(lead, fenced_records.SupervisionLead)
         for each in (first, second):
             each.storage = StorageListing(2, epoch=2)
@@ -403,7 +403,7 @@ async def test_pods_that_arrive_after_the_job_has_finished_end_with_its_code(tmp
 
 
 async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards(tmp_path: Path) -> None:
-    """Otherwise, the next leader would count the members of a finished job as lost."""
+    """Otherwise, the next leader would count the members of a finished run as lost."""
     async with place(tmp_path, replace(POLICY, form_s=0.5)) as there:
         members = await there.form()
         await there.until(step=3, phase="running")
@@ -414,9 +414,9 @@ async def test_an_end_while_the_api_server_is_unavailable_is_recorded_afterwards
             await each.until_stopped()
             assert each.order.exit_code == 0
         there.end_pods()
-        job = there.job.job
-        assert job is not None
-        await asyncio.wait_for(job.ended.wait(), 20)
+        run = there.job.run
+        assert run is not None
+        await asyncio.wait_for(run.ended.wait(), 20)
         assert there.status["phase"] == "running"
         there.served.broken.clear()
         await there.until(phase="ended", exitCode=0, decision="Done", incidents=0)
@@ -436,9 +436,9 @@ async def test_an_end_that_a_successor_records_differently_is_not_overwritten(tm
         for each in members:
             await each.until_stopped()
         there.end_pods()
-        job = there.job.job
-        assert job is not None
-        await asyncio.wait_for(job.ended.wait(), 20)
+        run = there.job.run
+        assert run is not None
+        await asyncio.wait_for(run.ended.wait(), 20)
         there.served.change(status={"epoch": 7})
         (supervising,) = there.work("supervise")
         there.served.broken.clear()
@@ -502,7 +502,7 @@ async def test_a_job_that_has_ended_is_left_alone_by_the_next_supervisors(
             there.look()
             assert await asyncio.wait_for(examined.get(), 20)
             await turns()
-            assert (job.job, there.context.events._series) == (None, {})
+            assert (job.run, there.context.events._series) == (None, {})
             await job.close()
         assert (there.served.supervision(), len(there.served.requests)) == (before, written)
         there.begin(7)
@@ -673,9 +673,9 @@ async def test_a_stopped_job_ends_only_after_the_members_that_were_ordered_to_en
             + names,
         )
         await there.served.until(lambda: json.loads(there.status["view"])["unended"] == 2)
-        job = there.job.job
-        assert job is not None
-        waits = closing.stopping(replace(job.view(), now_ns=job.view().now_ns + 3_600_000_000_000), policy)
+        run = there.job.run
+        assert run is not None
+        waits = closing.stopping(replace(run.view(), now_ns=run.view().now_ns + 3_600_000_000_000), policy)
         assert isinstance(waits, Wait), "the grace period has passed"
         there.end_pods()
         await there.until(phase="ended", exitCode=130, message="stopped immediately, as requested")
@@ -684,8 +684,8 @@ async def test_a_stopped_job_ends_only_after_the_members_that_were_ordered_to_en
 async def test_a_stop_over_the_api_is_recorded_for_the_next_supervisor(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         await there.form()
-        assert there.job.job is not None
-        there.job.job.stop(now=False)
+        assert there.job.run is not None
+        there.job.run.stop(now=False)
         await there.served.until(lambda: there.served.supervision()["spec"].get("stop") == "graceful")
 
 
@@ -703,9 +703,9 @@ async def test_a_job_keeps_training_while_its_resource_cannot_be_written(tmp_pat
         before = there.status
         for each in members:
             await each.train(9)
-        job = there.job.job
-        assert job is not None
-        await members[0].until(lambda: job.publisher.published.get("step") == 9)
+        run = there.job.run
+        assert run is not None
+        await members[0].until(lambda: run.publisher.published.get("step") == 9)
         assert there.status == before
         del there.served.broken["supervisions"]
         await there.until(step=9)
@@ -757,9 +757,9 @@ async def test_a_failure_within_the_supervision_of_one_job_is_survived(
         def fail(*_: object) -> None:
             raise RuntimeError("a defect")
 
-        job = there.job.job
-        assert job is not None
-        monkeypatch.setattr(job, "_give_orders", fail)
+        run = there.job.run
+        assert run is not None
+        monkeypatch.setattr(run, "_give_orders", fail)
         await there.until(epoch=2)
         for each in members:
             await each.train(5)
@@ -842,10 +842,10 @@ async def test_no_pod_of_a_job_is_evicted_while_only_this_supervisor_may_be_unre
         other = await there.add(0)
         await other.until(lambda: other.orders)
         assert there.job.reach == Reach(1, 1), "the other pod has never connected"
-        there.is_cut_off = True
+        there.is_out_of_reach = True
         assert request() == [], "most jobs have lost their members"
         assert capsys.readouterr().err.count("evictions blocked") == 2, "each reason once"
-        there.is_cut_off = False
+        there.is_out_of_reach = False
         assert request() != []
 
 
@@ -902,9 +902,9 @@ async def test_a_member_whose_host_answers_nothing_is_lost_long_before_the_timeo
             members[1].is_mute = True
             members[0].stalls = (LATE,)
             await members[0].until(lambda: members[0].order.do == "secure")
-            assert there.job.job is not None
-            assert there.job.job.memory.incident is not None
-            (fault,) = there.job.job.memory.incident.faults
+            assert there.job.run is not None
+            assert there.job.run.memory.incident is not None
+            (fault,) = there.job.run.memory.incident.faults
             assert (fault.kind, fault.member) == ("member_lost", member_name("w-1", "00000001-0", 0))
             assert "its host has not answered" in fault.detail
 
@@ -953,8 +953,7 @@ async def test_the_connections_of_members_that_are_lost_and_gone_are_forgotten(t
     """A job may run for months, and each restart of a container creates another member."""
     async with place(tmp_path) as there:
         await there.form()
-        job, server = there.job.job, there.job._server
-        assert job is not None
+        server = there.job._server
         members = set(server.connections)
         orders = set(server._given)
         for number in range(50):

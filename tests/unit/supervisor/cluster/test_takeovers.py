@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from holdfast.process import event_loop
 from holdfast.protocol.member_messages import ListedCheckpoint, StorageListing
-from supervisor.cluster import job_summary, job_takeover, jobs, supervised_job
+from supervisor.cluster import job_takeover, jobs, run_summary, supervised_job
 from supervisor.cluster.supervised_job import SupervisedJob
 from supervisor.controller import reported_storage
 from supervisor.kubernetes import object_cache
@@ -140,16 +140,16 @@ class Cluster(Place):
 
         await self.until(
             lambda: any(
-                each.job and each.job.checkpoints.stored.checkpoints for each in self.jobs.jobs.values()
+                each.run and each.run.checkpoints.stored.checkpoints for each in self.jobs.jobs.values()
             )
         )
 
     async def until_led(self) -> SupervisedJob:
         """Return the job once all of its members obey the present leader."""
-        await self.until(lambda: len(self.jobs.jobs) == 1 and self.only.job is not None)
-        assert self.only.job is not None
+        await self.until(lambda: len(self.jobs.jobs) == 1 and self.only.run is not None)
+        assert self.only.run is not None
         for each in self.sidecars.values():
-            await each.until_obeying(self.only.job.lead.epoch)
+            await each.until_obeying(self.only.run.lead.epoch)
         return self.only
 
     def reasons(self) -> set[str]:
@@ -166,7 +166,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(supervised_job, name, 0.02)
     monkeypatch.setattr(job_takeover, "RETRY_S", 0.02)
     for name in ("SUMMARY_S", "SPACING_S", "RETRY_S"):
-        monkeypatch.setattr(job_summary, name, 0.02)
+        monkeypatch.setattr(run_summary, name, 0.02)
 
 
 @pytest.fixture
@@ -262,15 +262,15 @@ async def test_a_run_keeps_its_pods_and_size_under_each_of_several_leaders(
                 await there.jobs.reconcile()
             assert there.only is job
             assert len(job.backend.pods) == 2
-            assert job.job is not None
-            assert (job.job.policy.members, job.job.policy.grace_s) == (2, 9.0)
+            assert job.run is not None
+            assert (job.run.policy.members, job.run.policy.grace_s) == (2, 9.0)
             assert {each.generation for each in there.sidecars.values()} == {1}, "nobody was restarted"
     async with there.leading():
         await there.until_led()
         await there.sidecars[1].end_rank(1)
         await there.until_training(2)
-        assert there.only.job is not None
-        assert len(there.only.job.memory.placement) == 2
+        assert there.only.run is not None
+        assert len(there.only.run.memory.placement) == 2
         assert there.sidecars[0].order.launch is not None
         assert there.sidecars[0].order.launch.world_size == 2
 
@@ -290,8 +290,8 @@ async def test_a_run_of_an_owner_that_was_scaled_up_has_the_additional_pod_as_a_
         there.remove(1)
         await third.until_formed(2)
         await there.until_training(2)
-        assert there.only.job is not None
-        assert [name.partition(".")[0] for name in there.only.job.memory.placement] == ["llama-0", "llama-2"]
+        assert there.only.run is not None
+        assert [name.partition(".")[0] for name in there.only.run.memory.placement] == ["llama-0", "llama-2"]
 
 
 @EITHER_LEADER
@@ -310,8 +310,8 @@ async def test_a_controller_that_tells_new_pods_the_size_of_the_scaled_owner_can
         await again.until_formed(2)
         await next_term()
         await there.until_training(2)
-        assert there.only.job is not None
-        assert len(there.only.job.memory.placement) == 2
+        assert there.only.run is not None
+        assert len(there.only.run.memory.placement) == 2
 
 
 async def test_a_job_that_was_deleted_is_not_begun_again_for_its_last_pods(there: Cluster) -> None:
@@ -378,8 +378,8 @@ async def test_a_job_whose_owner_is_scaled_before_it_trains_starts_with_the_new_
         await there.sidecars[1].until_formed(1)
         await there.until_training(1)
         await there.until_led()
-        assert there.only.job is not None
-        assert there.only.job.memory.world_size == 2
+        assert there.only.run is not None
+        assert there.only.run.memory.world_size == 2
         assert there.served.supervision()["spec"]["members"] == 2
 
 
@@ -394,7 +394,7 @@ async def test_a_run_none_of_whose_pods_is_left_makes_way_for_pods_of_another_si
         await there.create(number)
     async with there.leading():
         await there.until(
-            lambda: there.jobs.jobs and there.only.job and there.only.job.memory.world_size == 3
+            lambda: there.jobs.jobs and there.only.run and there.only.run.memory.world_size == 3
         )
         assert there.served.supervision()["spec"]["members"] == 3
 
@@ -420,8 +420,8 @@ async def test_settings_that_change_apply_from_the_next_run_on_whoever_leads(the
         async with there.leading():
             job = await there.until_led()
             await there.until(lambda: there.only.group.policy.grace_s == 11.0)
-            assert job.job is not None
-            assert job.job.policy.grace_s == 9.0
+            assert job.run is not None
+            assert job.run.policy.grace_s == 9.0
             assert there.served.supervision()["spec"]["settings"]["grace"] == "9s"
 
 
@@ -489,8 +489,8 @@ async def test_a_run_that_another_supervisor_took_over_keeps_its_pods_when_this_
         await there.until(lambda: there.jobs.jobs and there.only is not before)
         job = await there.until_led()
         assert len(job.backend.pods) == 2
-        assert job.job is not None
-        assert job.job.lead.epoch > 50
+        assert job.run is not None
+        assert job.run.lead.epoch > 50
 
 
 def _about(there: Cluster) -> set[tuple[str, str]]:

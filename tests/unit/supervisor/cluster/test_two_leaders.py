@@ -165,13 +165,13 @@ async def test_a_frozen_leader_orders_and_records_nothing_when_it_wakes_up(tmp_p
     """Both members are still connected to it, and one of their ranks has crashed in the meantime."""
     async with two(tmp_path) as there, there.former.leading():
         await there.former.form()
-        job = there.former.only.job
-        assert job is not None
+        run = there.former.only.run
+        assert run is not None
         there.former.is_frozen = True
         given = {number: len(each.orders) for number, each in there.sidecars.items()}
         recorded = len(there.served.requests)
         await there.sidecars[1].end_rank(ENDED)
-        lines = job.member_server.connections.values()
+        lines = run.member_server.connections.values()
         await there.until_reports(
             lines, lambda: any(line.order and line.order.do == "secure" for line in lines)
         )
@@ -227,7 +227,7 @@ async def test_while_two_processes_lead_each_member_obeys_one_and_each_crash_cos
         else:
             former.is_frozen = True
         async with successor.leading():
-            await successor.until(lambda: len(successor.jobs.jobs) == 1 and successor.only.job is not None)
+            await successor.until(lambda: len(successor.jobs.jobs) == 1 and successor.only.run is not None)
             await there.sidecars[chance.randrange(2)].end_rank(ENDED)
             for _ in range(12):
                 there.move(chance.randrange(2), chance.choice((former, successor)))

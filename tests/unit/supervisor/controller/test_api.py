@@ -15,13 +15,13 @@ from holdfast.protocol.member_messages import CheckpointReport
 from supervisor.controller import api
 from supervisor.controller.checkpoint_index import CheckpointIndex
 from supervisor.controller.drills import Drills
-from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.observability.publisher import StatusPublisher
 from supervisor.store.run_directory import RunDir
 from supervisor.view.model import Policy
-from tests.unit.supervisor.controller.test_job import Backend
+from tests.unit.supervisor.controller.test_supervised_run import Backend
 from tests.unit.supervisor.job_views import launcher, memory, progress, rank, report
 
 TOKEN = "secret"
@@ -31,10 +31,10 @@ Serve = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    """Yield a job that forms its group and has published its status once."""
+def run(tmp_path: Path) -> Iterator[SupervisedRun]:
+    """Yield a run that forms its group and has published its status once."""
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    made = Job(
+    made = SupervisedRun(
         Policy(),
         StatusPublisher(RunDir(tmp_path)),
         Backend(),
@@ -50,12 +50,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.fixture
-async def serve(job: Job) -> AsyncIterator[Serve]:
-    """Serve the job, with or without drills."""
+async def serve(run: SupervisedRun) -> AsyncIterator[Serve]:
+    """Serve the run, with or without drills."""
     clients: list[Any] = []
 
     async def serving(drills: bool = True) -> Any:
-        app = api.application(job, job.member_server, TOKEN, Door(), drills=drills)
+        app = api.application(run, run.member_server, TOKEN, Door(), drills=drills)
         clients.append(TestClient(TestServer(app)))
         await clients[-1].start_server()
         return clients[-1]
@@ -80,7 +80,9 @@ async def test_a_drill_that_no_sidecar_accepts_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Drills.await_outcome, "__defaults__", (0.01,))
-    monkeypatch.setattr(Job, "cause_fault", lambda job, what, rank: job.drills.ask("m0", 1, what, rank))
+    monkeypatch.setattr(
+        SupervisedRun, "cause_fault", lambda run, what, rank: run.drills.ask("m0", 1, what, rank)
+    )
     client = await serve()
     answer = await client.post("/v1/inject", json={"what": "kill"}, headers=KNOWN)
     assert answer.status == 409
@@ -97,27 +99,27 @@ async def test_drills_can_be_switched_off(serve: Serve) -> None:
 
 
 async def test_reads_between_two_ticks_change_nothing_and_all_return_the_last_published_status(
-    serve: Serve, job: Job, tmp_path: Path
+    serve: Serve, run: SupervisedRun, tmp_path: Path
 ) -> None:
     """The members report a slow rank and a checkpoint, which would show in a status built by a reader."""
     client = await serve()
-    job.publisher.files.do(lambda: None, 30.0)
-    job.memory = memory()
+    run.publisher.files.do(lambda: None, 30.0)
+    run.memory = memory()
     for number, own_s in enumerate((0.03, 0.09)):
         slow = replace(progress(number, 200), own_s=own_s, own_least_s=own_s, own_steps=50)
         said = report(f"m{number}", launcher(rank(number)), progress=(slow,))
-        line = job.member_server.connection(f"m{number}")
+        line = run.member_server.connection(f"m{number}")
         line.connected, line.report = True, replace(said, durable=CheckpointReport(12, 1))
-    assert isinstance(job.backend, Backend)
-    job.backend.members = ("m0", "m1")
+    assert isinstance(run.backend, Backend)
+    run.backend.members = ("m0", "m1")
     bodies = {path: await _read(client, path) for path in ("/v1/status", "/metrics")}
-    before = _state(job, tmp_path)
+    before = _state(run, tmp_path)
     for _ in range(500):
         for path, body in bodies.items():
             assert await _read(client, path) == body
-    assert _state(job, tmp_path) == before
-    job.publish()
-    job.publisher.files.do(lambda: None, 30.0)
+    assert _state(run, tmp_path) == before
+    run.publish()
+    run.publisher.files.do(lambda: None, 30.0)
     assert [each["slow"] for each in json.loads(await _read(client, "/v1/status"))["ranks"]] == [None, 3.0]
     assert await _read(client, "/metrics") != bodies["/metrics"]
     assert json.loads((tmp_path / "status.json").read_text()) == json.loads(await _read(client, "/v1/status"))
@@ -129,14 +131,14 @@ async def _read(client: Any, path: str) -> bytes:
     return bytes(await answer.read())
 
 
-def _state(job: Job, folder: Path) -> tuple[object, ...]:
+def _state(run: SupervisedRun, folder: Path) -> tuple[object, ...]:
     """Return everything that a query could change."""
-    written, publisher, index = folder / "status.json", job.publisher, job.checkpoints
+    written, publisher, index = folder / "status.json", run.publisher, run.checkpoints
     assert isinstance(index, CheckpointIndex)
     return (
         (written.stat().st_mtime_ns, written.stat().st_ino, written.read_bytes()),
         (publisher.files.backlog, id(publisher.published), publisher._slow_ranks, publisher._known),
-        (job.memory, job.watch, job._existed, index.stored, index._wanted.is_set()),
+        (run.memory, run.watch, run._existed, index.stored, index._wanted.is_set()),
         tuple(index._reported),
-        job.bookkeeping.ledger.snapshot(),
+        run.bookkeeping.ledger.snapshot(),
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from supervisor.controller.job import Job
 from supervisor.controller.member_server import MemberServer
 from supervisor.controller.records import RunDirectoryRecords
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.decision import transition
 from supervisor.decision.decide import decide
 from supervisor.decision.transition import taken_over
@@ -37,7 +37,7 @@ from supervisor.view.model import (
 )
 from tests.simulation.cluster.scripts import SINGLE, TWO, actions, cued, is_whole, remedies
 from tests.simulation.cluster.world import World
-from tests.unit.supervisor.controller.test_job import Backend
+from tests.unit.supervisor.controller.test_supervised_run import Backend
 from tests.unit.supervisor.decision.deciding.test_decide_stops import ask
 from tests.unit.supervisor.job_views import (
     S,
@@ -118,7 +118,7 @@ def test_a_job_that_takes_over_starts_its_waits_at_the_current_time(tmp_path: Pa
     kept.close()
     began_ns = time.monotonic_ns()
     connections = MemberServer(time.monotonic_ns, lambda: None)
-    job = Job(
+    run = SupervisedRun(
         Policy(),
         StatusPublisher(RunDir(tmp_path)),
         Backend(),
@@ -127,9 +127,9 @@ def test_a_job_that_takes_over_starts_its_waits_at_the_current_time(tmp_path: Pa
         fresh=False,
         started_ns=5,
     )
-    job.journal.decisions.close()
-    assert job.memory.since_ns >= began_ns
-    assert job.memory.incident == CRASH
+    run.journal.decisions.close()
+    assert run.memory.since_ns >= began_ns
+    assert run.memory.incident == CRASH
 
 
 def test_a_member_that_has_not_yet_reported_is_waited_for_until_it_counts_as_lost() -> None:

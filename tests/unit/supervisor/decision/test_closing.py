@@ -17,9 +17,9 @@ from supervisor.view.model import (
     UNREAD,
     Checkpoint,
     Completion,
-    CutOffWork,
     Done,
     End,
+    InterruptedWork,
     MissedWork,
     OpenIncident,
     PastFault,
@@ -184,7 +184,7 @@ def test_if_the_member_that_saves_is_lost_another_holder_is_asked() -> None:
         HELD[1],
         report=holding("m1", ((1, 9), (1, 7)), tuple((r, 1, s) for r in (0, 1) for s in (9, 7))).report,
     )
-    cut = (CutOffWork(0, 12, 11, 1.0),)
+    cut = (InterruptedWork(0, 12, 11, 1.0),)
     given: dict[str, Any] = {"phase": "saving", "save": 2, "save_member": "m0", "save_step": 9}
     seen = replace(view(lost, both, save_generation=1, cut=cut, **given), stored=on_storage())
     action = decide(seen, POLICY)
@@ -325,9 +325,9 @@ def test_the_members_without_ranks_that_are_ordered_to_end_are_remembered() -> N
     assert transition.after(seen, End(1, "no"), POLICY).bystanders == ()
 
 
-# -- work after a commit that a stop cuts off
+# -- work after a commit that a stop interrupts
 
-CUT = CutOffWork(0, 9, 8, 3.0)
+CUT = InterruptedWork(0, 9, 8, 3.0)
 AGAIN = "; it precedes the interrupted work after a commit (rank 0 after step 9), which will be repeated"
 
 

@@ -11,7 +11,7 @@ from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import DrillOrder, MemberOrder, StateSource
 from supervisor.decision.orders import BUSY_S, may_create_members, order_for
 from supervisor.fault_kinds import FAULT_KINDS, FaultName
-from supervisor.view.model import CutOffWork, OpenIncident, Policy, VoidStep
+from supervisor.view.model import InterruptedWork, OpenIncident, Policy, VoidStep
 from tests.unit.supervisor.job_views import LAUNCH, fault, memory
 
 NOW_NS = 100_000_000_000
@@ -253,7 +253,7 @@ def test_every_field_of_each_order_has_its_expected_value(
 
 def test_the_lineage_of_a_last_checkpoint_is_the_one_valid_after_it_is_written() -> None:
     def lineage(phase: str = "saving", step: int = 5, **given: Any) -> tuple[Lineage, ...]:
-        cut = (CutOffWork(0, 9, 4), CutOffWork(1, 9, 5))
+        cut = (InterruptedWork(0, 9, 4), InterruptedWork(1, 9, 5))
         return order("m0", phase=phase, save_step=step, cut=cut, lineage=(Lineage(1, 2),), **given).lineage
 
     assert lineage() == (Lineage(1, 2), Lineage(2, 5))

@@ -19,7 +19,7 @@ from holdfast.node_report import REPORT, REPORT_AT
 from supervisor.kubernetes.client import ApiServer
 from supervisor.kubernetes.events import EventRecorder, api_time
 from supervisor.nodes import controller
-from supervisor.nodes.controller import NoJobs, QuarantineController, QuarantinedJobs
+from supervisor.nodes.controller import QuarantineController, QuarantinedJobs
 from supervisor.nodes.names import CONDITION, CONFIG, RECORD, REQUEST, TAINT, VERDICTS
 from supervisor.nodes.node_mirror import NodeMirror
 from supervisor.nodes.verdicts import AgentVerdicts, VerdictSwaps
@@ -28,6 +28,19 @@ from tests.unit.supervisor.cluster.api_server import LIMIT_S, LOST_ANSWER, Json,
 from tests.unit.supervisor.nodes.node_samples import FOREIGN, XID, node_object, report_text
 
 QUICK = {"dry-run": "false", "max-share": "1", "min-serving": "0"}
+
+
+class NoJobs:
+    """Jobs without members on any node."""
+
+    def leave(self, node: str, why: str) -> None:
+        """Do nothing: no member is on the node."""
+
+    def members_on(self, node: str) -> int:
+        return 0
+
+    def heed_verdicts(self, nodes: frozenset[str]) -> None:
+        """Do nothing: no member could move."""
 
 
 class ServedNodes(ServedObjects):

@@ -4,15 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.observability.incident_record import record, superseded
-from supervisor.view.model import CutOffWork, OpenIncident
+from supervisor.view.model import InterruptedWork, OpenIncident
 from tests.unit.supervisor.job_views import S, fault
 from tests.unit.supervisor.observability.test_incident_record import DECIDED, MARKS, OPEN
 
 HANG = replace(fault("hang", 1, detail="it hangs", message="text", position=7), hung="it is stopped")
 CUTS = (
-    CutOffWork(0, 5, 5, 1.5),
-    CutOffWork(1, 5, 4, 0.25, early=True),
-    CutOffWork(2, 5, 5, 0.0),
+    InterruptedWork(0, 5, 5, 1.5),
+    InterruptedWork(1, 5, 4, 0.25, early=True),
+    InterruptedWork(2, 5, 5, 0.0),
 )
 WHOLE = replace(
     DECIDED,

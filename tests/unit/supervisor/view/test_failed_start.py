@@ -12,9 +12,9 @@ from supervisor.decision import orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.view import failed_start
 from supervisor.view.model import (
-    CutOffWork,
     End,
     Fault,
+    InterruptedWork,
     JobState,
     MissedWork,
     OpenIncident,
@@ -30,7 +30,7 @@ from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, 
 
 POLICY = Policy(members=2)
 NEW, OLD = 35, 23
-CUT = CutOffWork(0, NEW, NEW - 1, 9.0)
+CUT = InterruptedWork(0, NEW, NEW - 1, 9.0)
 RESTORE = fault("restore", step=OLD, signature="slot 1 23")
 
 
@@ -267,7 +267,7 @@ def test_states_set_aside_by_a_run_from_scratch_are_found_unchanged_later() -> N
 def test_a_step_that_raised_repeatedly_is_done_by_the_next_run_and_not_skipped() -> None:
     """It resumes where that step begins."""
     raised = fault("exception", 0, NEW, message="ValueError: 1")
-    cut_off = CutOffWork(0, NEW, NEW, raised=True)
+    cut_off = InterruptedWork(0, NEW, NEW, raised=True)
     known = failed_start.pending_start(looked(memory()), NEW, None, (cut_off,), (raised,))
     failed = memory(unbegun=replace(known, failed=True))
     ended = transition.after(looked(failed, NEW), End(1, "a bug", cause=raised), POLICY)

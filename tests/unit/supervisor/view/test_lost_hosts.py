@@ -82,7 +82,7 @@ def test_every_sign_of_life_saves_it(seen: View) -> None:
 
 
 def test_half_of_the_members_may_be_lost_together() -> None:
-    """A rack without power. More than half would look like a supervisor that is cut off."""
+    """A rack without power. More than half would look like a supervisor that is out of reach."""
     seen = of(here(0), here(1, **GONE), here(2), here(3, **GONE))
     assert [is_lost(seen, f"m{number}") for number in range(4)] == [False, True, False, True]
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast.protocol.member_messages import RankStall
 from supervisor.decision import closing, resume_point, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.places import placement
+from supervisor.decision.membership import placement
 from supervisor.hangs import observation
 from supervisor.view import members
 from supervisor.view.model import (

@@ -41,7 +41,7 @@ class Buffer:
     has_whole_message: bool = False
     told: list[str] = field(default_factory=list)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.told.append("go on")
 
     def abort(self) -> None:

@@ -14,9 +14,9 @@ from supervisor.view.model import (
     UNREAD,
     Checkpoint,
     Completion,
-    CutOffWork,
     Done,
     End,
+    InterruptedWork,
     MemberView,
     MissedWork,
     PastFault,
@@ -32,11 +32,11 @@ from supervisor.view.model import (
 )
 from tests.unit.supervisor.decision.test_closing import at_the_end, on_storage
 from tests.unit.supervisor.job_views import S, fault, launcher, member, progress, rank, report, view
-from tests.unit.supervisor.view.test_cut_off_work import KILLED, at, group
+from tests.unit.supervisor.view.test_interrupted_work import KILLED, at, group
 
 POLICY = Policy(members=2, save_s=50.0, grace_s=5.0, member_timeout_s=5.0)
 NINE = Checkpoint(9, 1, 2, "p")
-CUT = (CutOffWork(1, 9, 8, 2.0),)
+CUT = (InterruptedWork(1, 9, 8, 2.0),)
 AFTER_NINE = "work after a commit (rank 1 after step 9), which will be repeated"
 DONE = "all ranks have finished"
 
@@ -46,7 +46,7 @@ def whole(found: RunAction | None) -> dict[str, Any]:
     return {"kind": type(found).__name__, **asdict(found)}
 
 
-def stopped(sentence: str, *cut: CutOffWork, back: int | None = None, code: int = 130) -> End:
+def stopped(sentence: str, *cut: InterruptedWork, back: int | None = None, code: int = 130) -> End:
     return End(code, sentence, cut=cut, back=back)
 
 
@@ -76,7 +76,7 @@ SCRATCH = PendingStart(1, 0, aside=SetAsideState())
                 "m0",
                 RESUMED,
                 "stop requested: saving a checkpoint of the secured state",
-                (CutOffWork(1, 20, 19, 2.0),),
+                (InterruptedWork(1, 20, 19, 2.0),),
             ),
         ),
         (ending(), Wait(109 * S, "looking for checkpoints on storage")),
@@ -115,7 +115,7 @@ def test_a_stop_after_securing_saves_or_ends_as_the_state_allows(now: View, expe
 
 def test_a_stop_names_the_work_that_will_be_repeated_from_an_older_checkpoint() -> None:
     none = replace(SECURED, members=tuple(replace(each, silent_s=2.0) for each in SECURED.members))
-    cuts = (CutOffWork(1, 20, 19, 2.0),)
+    cuts = (InterruptedWork(1, 20, 19, 2.0),)
     for step, back in ((19, 19), (20, None)):
         now = replace(none, stored=on_storage(Checkpoint(step, 1, 2, "p")))
         again = (
@@ -131,7 +131,7 @@ def test_a_stop_names_the_work_that_will_be_repeated_from_an_older_checkpoint() 
     void = replace(void, memory=replace(void.memory, void=(VoidStep(1, 20, 0),)))
     ended = closing.save_and_end(void, ())
     assert isinstance(ended, End)
-    assert ended.cut == (*cuts, CutOffWork(0, 20, 19)), "the change is lost too"
+    assert ended.cut == (*cuts, InterruptedWork(0, 20, 19)), "the change is lost too"
 
 
 # -- the last checkpoint of a stop

@@ -13,9 +13,9 @@ from supervisor.decision import remedy
 from supervisor.view import faults
 from supervisor.view.model import (
     Checkpoint,
-    CutOffWork,
     End,
     Fault,
+    InterruptedWork,
     MemberView,
     OpenIncident,
     PendingStart,
@@ -39,7 +39,7 @@ from tests.unit.supervisor.job_views import (
     report,
     view,
 )
-from tests.unit.supervisor.view.test_cut_off_work import KILLED, at, group
+from tests.unit.supervisor.view.test_interrupted_work import KILLED, at, group
 
 POLICY = Policy(members=2)
 SKIPS = replace(POLICY, skip_bad_batches=True)
@@ -417,7 +417,7 @@ def test_the_evidence_of_a_start_names_each_unused_state_and_all_repeated_work()
         "the work of rank 0 after the commit of step 20 (1.50 s) is repeated",
         "the work of rank 1 after the commit of step 20 (2.00 s) is repeated",
     )
-    assert action.cut == (CutOffWork(0, 20, 19, 1.5), CutOffWork(1, 20, 19, 2.0))
+    assert action.cut == (InterruptedWork(0, 20, 19, 1.5), InterruptedWork(1, 20, 19, 2.0))
     only = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0, late=(20,))), (20,))
     action = next_start(only, CRASH, CRASH)
     assert isinstance(action, Start)
@@ -425,7 +425,7 @@ def test_the_evidence_of_a_start_names_each_unused_state_and_all_repeated_work()
         "the work of rank 1 after the commit of step 20 (2.00 s) is not repeated, because"
         " no earlier state is left",
     )
-    assert action.cut == (CutOffWork(1, 20, 19, 2.0), CutOffWork(1, 20, 19))
+    assert action.cut == (InterruptedWork(1, 20, 19, 2.0), InterruptedWork(1, 20, 19))
 
 
 def test_an_exception_whose_work_cannot_be_repeated_ends_the_run() -> None:
@@ -434,7 +434,7 @@ def test_an_exception_whose_work_cannot_be_repeated_ends_the_run() -> None:
     why = "rank 1 failed after step 20, and no earlier state is left from which to repeat it"
     assert next_start(now, raised, raised) == End(4, why, "text", raised)
     known = PendingStart(
-        1, 20, cut=(CutOffWork(0, 20, 19, 1.0, raised=True),), raised=(replace(raised, rank=0),)
+        1, 20, cut=(InterruptedWork(0, 20, 19, 1.0, raised=True),), raised=(replace(raised, rank=0),)
     )
     failed = replace(now, memory=replace(now.memory, unbegun=replace(known, failed=True)))
     assert next_start(failed, CRASH, CRASH) == End(4, why, "text", replace(raised, rank=0))
@@ -446,16 +446,16 @@ def test_an_exception_whose_work_cannot_be_repeated_ends_the_run() -> None:
     [
         ((20, 15, 9), (), None, (), 20),
         ((20, 15, 9), (), 15, (), 15),
-        ((20, 15, 9), (CutOffWork(0, 20, 19),), None, (), 15),
-        ((20, 15, 9), (CutOffWork(0, 20, 19),), 10, (), 9),
-        ((20,), (CutOffWork(0, 20, 19),), None, (), 20),
+        ((20, 15, 9), (InterruptedWork(0, 20, 19),), None, (), 15),
+        ((20, 15, 9), (InterruptedWork(0, 20, 19),), 10, (), 9),
+        ((20,), (InterruptedWork(0, 20, 19),), None, (), 20),
         ((20, 15), (), None, (VoidStep(1, 20, 0),), 15),
         ((20,), (), None, (VoidStep(1, 20, 0),), 20),
     ],
 )
 def test_work_is_repeated_from_the_newest_usable_state_before_it(
     slots: tuple[int, ...],
-    cuts: tuple[CutOffWork, ...],
+    cuts: tuple[InterruptedWork, ...],
     bound: int | None,
     void: tuple[VoidStep, ...],
     step: int,
@@ -467,7 +467,7 @@ def test_work_is_repeated_from_the_newest_usable_state_before_it(
 
 def test_work_of_the_first_step_is_repeated_from_the_beginning_unless_a_state_was_saved() -> None:
     now = group((rank(0), at(0)), (rank(1, KILLED), at(1)), (3,))
-    cuts = (CutOffWork(0, 0, 0),)
+    cuts = (InterruptedWork(0, 0, 0),)
     assert remedy.resume_before(now, cuts, None) == ResumePoint(0, 0, "none")
     saved = replace(now, memory=replace(now.memory, saved=3))
     assert remedy.resume_before(saved, cuts, None).step == 3

@@ -14,10 +14,10 @@ from supervisor.decision import transition
 from supervisor.view.model import (
     Checkpoint,
     Completion,
-    CutOffWork,
     Done,
     End,
     Fault,
+    InterruptedWork,
     JobState,
     Learn,
     LearnedStall,
@@ -64,7 +64,7 @@ HELD = tuple(
 CRASH = fault("crash", 1)
 SOURCES = (StateSource("http://m0:1", -1, 1, 5),)
 FROM_FIVE = ResumePoint(5, 1, "slot", "", SOURCES, ("m1", "m0"), ("a note",))
-CUT = (CutOffWork(0, 5, 5, 1.0), CutOffWork(1, 5, 4, 2.0), CutOffWork(2, 7, 6))
+CUT = (InterruptedWork(0, 5, 5, 1.0), InterruptedWork(1, 5, 4, 2.0), InterruptedWork(2, 7, 6))
 OPENED = OpenIncident(2, 1, 90 * S, 95 * S, 0.0, (CRASH,), ("before",), reached=6)
 STAYS: dict[str, Any] = {"incidents": 2, "settled": True, "message": "old", "lost": ("x",), "looks": 3}
 

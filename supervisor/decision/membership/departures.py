@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.decision import resume_point
-from supervisor.decision.places import placement
+from supervisor.decision.membership import placement
 from supervisor.fault_kinds import kind_of
-from supervisor.view import cut_off_work, members, reports
+from supervisor.view import interrupted_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, MemberView, Policy, View, Wait
 
 # A swap waits for work outside of a step (an evaluation, a save, a pause), but only until this long before
@@ -34,7 +34,7 @@ def due(view: View, policy: Policy) -> tuple[Fault, ...]:
     found = placement.departing_members(view, policy)
     if not found or not resume_point.holds_state(view):
         return ()
-    if not _is_urgent(view, found) and cut_off_work.find(view, ()):
+    if not _is_urgent(view, found) and interrupted_work.find(view, ()):
         return ()
     return tuple(_fault(view, name) for name in found)
 

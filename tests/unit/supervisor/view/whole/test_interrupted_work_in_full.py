@@ -1,4 +1,4 @@
-"""The work that is waited for or cut off has exactly these steps, times and limits."""
+"""The work that is waited for or interrupted has exactly these steps, times and limits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending, RankState
 from holdfast.protocol.lineage import Lineage
 from holdfast.protocol.member_messages import HeldSnapshot, RankProgress, UncommittedWork
-from supervisor.view import cut_off_work, failed_start
+from supervisor.view import failed_start, interrupted_work
 from supervisor.view.model import (
-    CutOffWork,
+    InterruptedWork,
     JobState,
     MissedWork,
     OpenIncident,
@@ -25,7 +25,7 @@ from supervisor.view.model import (
     Wait,
 )
 from tests.unit.supervisor.job_views import S, fault, launcher, member, memory, rank, report, view
-from tests.unit.supervisor.view.test_cut_off_work import HINT, KILLED, LOST, RAISED, at, group, late
+from tests.unit.supervisor.view.test_interrupted_work import HINT, KILLED, LOST, RAISED, at, group, late
 
 POLICY = Policy(members=2, tail_s=60.0, unwind_s=30.0, grace_s=20.0)
 DEAD = (rank(1, KILLED), at(1))
@@ -34,7 +34,7 @@ SAVING = UncommittedWork(2.0, 0.001)
 
 
 def waits(now: View) -> Wait | None:
-    return cut_off_work.wait_for_survivors(now, POLICY)
+    return interrupted_work.wait_for_survivors(now, POLICY)
 
 
 def waiting(until_s: float, *numbers: int) -> Wait:
@@ -109,8 +109,8 @@ def test_a_rank_that_hangs_or_is_beyond_its_limit_gets_no_more_time(
     assert (waits(replace(now, memory=replace(now.memory, incident=None))) is not None) is True
 
 
-def cut(number: int, at_most: int, after_s: float = 0.001, **given: Any) -> CutOffWork:
-    return CutOffWork(number, 20, at_most, after_s, **given)
+def cut(number: int, at_most: int, after_s: float = 0.001, **given: Any) -> InterruptedWork:
+    return InterruptedWork(number, 20, at_most, after_s, **given)
 
 
 FINISHED = Ending(95 * S, 0)
@@ -144,49 +144,51 @@ FINISHED = Ending(95 * S, 0)
 def test_find_returns_the_work_that_the_fault_interrupted(
     first: tuple[RankState, RankProgress],
     second: tuple[RankState, RankProgress],
-    expected: tuple[CutOffWork, ...],
+    expected: tuple[InterruptedWork, ...],
 ) -> None:
-    assert cut_off_work.find(group(first, second, (21, 20, 15)), ()) == expected
+    assert interrupted_work.find(group(first, second, (21, 20, 15)), ()) == expected
 
 
 def test_the_work_of_a_rank_that_raised_an_exception_is_cut_off() -> None:
-    def found(tail_s: float, *raised: Any, early: UncommittedWork | None = None) -> tuple[CutOffWork, ...]:
+    def found(
+        tail_s: float, *raised: Any, early: UncommittedWork | None = None
+    ) -> tuple[InterruptedWork, ...]:
         now = group((rank(0), at(0, 21)), (rank(1, RAISED), at(1, tail_s=tail_s, early=early)), (21, 15))
-        return cut_off_work.find(now, raised)
+        return interrupted_work.find(now, raised)
 
     exception = fault("exception", 1, 20)
     assert found(0.01, exception) == (cut(1, 19, 0.01, raised=True),)
     assert found(0.0, exception) == (cut(1, 20, 0.0, raised=True),)
     assert found(0.0, exception, early=SAVING) == (cut(1, 20, 0.0, raised=True),)
-    assert found(0.0, fault("exception", 3, 0)) == (CutOffWork(3, 0, 0, 0.0, raised=True),)
+    assert found(0.0, fault("exception", 3, 0)) == (InterruptedWork(3, 0, 0, 0.0, raised=True),)
     assert found(0.0, fault("exception", 3, -1)) == (), "before its first step"
     assert found(0.01, fault("crash", 1, 20)) == ()
     assert found(0.0, fault("exception", 3, 7), exception) == (
         cut(1, 20, 0.0, raised=True),
-        CutOffWork(3, 7, 7, 0.0, raised=True),
+        InterruptedWork(3, 7, 7, 0.0, raised=True),
     )
 
 
 def test_at_step_zero_work_is_cut_off_as_at_any_other() -> None:
     first = (rank(0, replace(LOST, paused=0)), at(0, 0))
-    assert cut_off_work.find(group(first, (rank(1), at(1, 1)), (1,)), ()) == (
-        CutOffWork(0, 0, 0, 0.001, early=True),
+    assert interrupted_work.find(group(first, (rank(1), at(1, 1)), (1,)), ()) == (
+        InterruptedWork(0, 0, 0, 0.001, early=True),
     )
     first = (rank(0, KILLED), at(0, 0, early=SAVING))
-    assert cut_off_work.find(group(first, (rank(1), at(1, 1)), (1,)), ()) == (
-        CutOffWork(0, 0, 0, 2.0, early=True),
+    assert interrupted_work.find(group(first, (rank(1), at(1, 1)), (1,)), ()) == (
+        InterruptedWork(0, 0, 0, 2.0, early=True),
     )
     unknown = (rank(0, replace(LOST, paused=-1)), at(0, -1))
-    assert cut_off_work.find(group(unknown, (rank(1), at(1, 1)), (1,)), ()) == ()
+    assert interrupted_work.find(group(unknown, (rank(1), at(1, 1)), (1,)), ()) == ()
 
 
 def test_the_work_before_a_failed_start_is_part_of_what_is_cut_off() -> None:
-    known = PendingStart(2, 15, cut=(CutOffWork(3, 20, 19, 9.0),), raised=(fault("exception", 3, 20),))
+    known = PendingStart(2, 15, cut=(InterruptedWork(3, 20, 19, 9.0),), raised=(fault("exception", 3, 20),))
     now = group(WORKS, DEAD)
     pending = replace(now, memory=replace(now.memory, unbegun=known))
-    assert cut_off_work.find(pending, ()) == (cut(0, 19, 1.5),)
+    assert interrupted_work.find(pending, ()) == (cut(0, 19, 1.5),)
     failed = replace(now, memory=replace(now.memory, unbegun=replace(known, failed=True)))
-    assert cut_off_work.find(failed, ()) == (cut(0, 19, 1.5), *known.cut)
+    assert interrupted_work.find(failed, ()) == (cut(0, 19, 1.5), *known.cut)
     assert failed_start.raised_before(failed.memory) == known.raised
     assert failed_start.raised_before(pending.memory) == ()
     assert failed_start.raised_before(now.memory) == ()
@@ -196,22 +198,22 @@ def test_steps_that_were_changed_after_their_commit_are_void_with_their_states()
     void = (VoidStep(1, 12, 0), VoidStep(1, 9, 1), VoidStep(1, 9, 0), VoidStep(2, 7, 0))
     now = group((rank(0), at(0, late=(20,), amended=(18, 19))), (rank(1), at(1, amended=(19,))))
     now = replace(now, memory=replace(now.memory, void=void))
-    assert cut_off_work.recorded_void_steps(now.memory) == (9, 12)
-    assert cut_off_work.void_steps(now) == {9, 12, 20}
-    assert cut_off_work.void_states(now) == {(1, 9), (1, 12), (1, 20), (2, 7)}
+    assert interrupted_work.recorded_void_steps(now.memory) == (9, 12)
+    assert interrupted_work.void_steps(now) == {9, 12, 20}
+    assert interrupted_work.void_states(now) == {(1, 9), (1, 12), (1, 20), (2, 7)}
     behind = group((rank(0), at(0, amended=(20,))), (rank(1), at(1, amended=(19,))))
-    assert cut_off_work.void_steps(behind) == {20}
-    assert cut_off_work.describe_passed_over(now, 19) == (
+    assert interrupted_work.void_steps(behind) == {20}
+    assert interrupted_work.describe_passed_over(now, 19) == (
         "the state of step 20 was changed after its commit and is not used"
     )
-    assert cut_off_work.describe_passed_over(now, 20) == ""
-    lost = cut_off_work.lost_changes
-    assert lost(now, ResumePoint(20, 1, "slot")) == (CutOffWork(0, 20, 19),)
-    assert lost(now, ResumePoint(9, 1, "checkpoint")) == (CutOffWork(0, 9, 8), CutOffWork(1, 9, 8))
-    assert lost(now, ResumePoint(7, 2, "slot")) == (CutOffWork(0, 7, 6),)
+    assert interrupted_work.describe_passed_over(now, 20) == ""
+    lost = interrupted_work.lost_changes
+    assert lost(now, ResumePoint(20, 1, "slot")) == (InterruptedWork(0, 20, 19),)
+    assert lost(now, ResumePoint(9, 1, "checkpoint")) == (InterruptedWork(0, 9, 8), InterruptedWork(1, 9, 8))
+    assert lost(now, ResumePoint(7, 2, "slot")) == (InterruptedWork(0, 7, 6),)
     assert lost(now, ResumePoint(20, 2, "slot")) == ()
     assert lost(now, ResumePoint(20, 1, "none")) == ()
-    assert lost(behind, ResumePoint(20, 1, "slot")) == (CutOffWork(0, 20, 19),)
+    assert lost(behind, ResumePoint(20, 1, "slot")) == (InterruptedWork(0, 20, 19),)
 
 
 def test_the_checkpoint_of_step_zero_may_be_published_once_all_ranks_are_beyond_it() -> None:
@@ -220,33 +222,36 @@ def test_the_checkpoint_of_step_zero_may_be_published_once_all_ranks_are_beyond_
         told = now.members[0].report
         assert told is not None
         asks = replace(now.members[0], report=replace(told, publishing=0))
-        assert cut_off_work.publishable_step(now, asks) == published
-        assert cut_off_work.publishable_step(now, replace(asks, report=None)) == -1
+        assert interrupted_work.publishable_step(now, asks) == published
+        assert interrupted_work.publishable_step(now, replace(asks, report=None)) == -1
 
 
 def test_the_latest_resume_step_precedes_all_work_that_was_cut_off() -> None:
-    cuts = (CutOffWork(0, 20, 19), CutOffWork(1, 20, 20))
-    assert cut_off_work.latest_resume_step(cuts, None) == 19
-    assert cut_off_work.latest_resume_step(cuts, 12) == 12
-    assert cut_off_work.latest_resume_step((), 12) == 12
-    assert cut_off_work.latest_resume_step((), None) is None
-    assert [cut_off_work.not_repeated(cuts, step) for step in (19, 20, 21)] == [(), cuts[:1], cuts]
+    cuts = (InterruptedWork(0, 20, 19), InterruptedWork(1, 20, 20))
+    assert interrupted_work.latest_resume_step(cuts, None) == 19
+    assert interrupted_work.latest_resume_step(cuts, 12) == 12
+    assert interrupted_work.latest_resume_step((), 12) == 12
+    assert interrupted_work.latest_resume_step((), None) is None
+    assert [interrupted_work.not_repeated(cuts, step) for step in (19, 20, 21)] == [(), cuts[:1], cuts]
 
 
 def test_the_description_of_cut_off_work_names_at_most_the_first_cases() -> None:
-    after = [CutOffWork(number, 20 + number, 19) for number in range(4)]
-    before = CutOffWork(5, 30, 30, early=True)
+    after = [InterruptedWork(number, 20 + number, 19) for number in range(4)]
+    before = InterruptedWork(5, 30, 30, early=True)
     assert (
-        cut_off_work.describe((after[0],)) == "work after commit was cut short 1 time: rank 0 after step 20"
+        interrupted_work.describe((after[0],))
+        == "work after commit was cut short 1 time: rank 0 after step 20"
     )
-    assert cut_off_work.describe((before,)) == "work before commit was cut short 1 time: rank 5 in step 30"
-    assert cut_off_work.describe((before, *after)) == (
+    assert (
+        interrupted_work.describe((before,)) == "work before commit was cut short 1 time: rank 5 in step 30"
+    )
+    assert interrupted_work.describe((before, *after)) == (
         "work before or after commit was cut short 5 times:"
         " rank 5 in step 30, rank 0 after step 20, rank 1 after step 21 and 2 more"
     )
     three = tuple(after[:3])
     listed = "rank 0 after step 20, rank 1 after step 21, rank 2 after step 22"
-    assert cut_off_work.describe(three) == f"work after commit was cut short 3 times: {listed}"
+    assert interrupted_work.describe(three) == f"work after commit was cut short 3 times: {listed}"
 
 
 # -- what a start changed
@@ -337,10 +342,10 @@ def test_a_run_from_scratch_is_one_until_its_first_step() -> None:
 
 
 def test_a_declared_pause_of_a_lost_member_is_cut_off_if_unusual_whatever_its_length() -> None:
-    def cuts(seconds: float, usual_s: float, declared: bool = True) -> tuple[CutOffWork, ...]:
+    def cuts(seconds: float, usual_s: float, declared: bool = True) -> tuple[InterruptedWork, ...]:
         early = UncommittedWork(seconds, usual_s, declared)
         now = group((rank(0, KILLED), at(0, early=early)), (rank(1), at(1, 21)), (21, 15))
-        return cut_off_work.find(changed(now, 0, connected=False), ())
+        return interrupted_work.find(changed(now, 0, connected=False), ())
 
     assert cuts(0.1, 0.0) == (cut(0, 20, 0.1, early=True),)
     assert cuts(0.1, 0.0, declared=False) == ()
@@ -349,13 +354,13 @@ def test_a_declared_pause_of_a_lost_member_is_cut_off_if_unusual_whatever_its_le
 
 def test_work_of_each_rank_is_found_whatever_the_ranks_before_it_did() -> None:
     first = (rank(0, FINISHED), at(0, tail_s=9.0))
-    assert cut_off_work.find(group(first, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
+    assert interrupted_work.find(group(first, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
     usual = (rank(0), at(0, tail_s=0.1))
-    assert cut_off_work.find(group(usual, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
+    assert interrupted_work.find(group(usual, (rank(1, KILLED), at(1, tail_s=2.0))), ()) == (cut(1, 19, 2.0),)
 
 
 def test_without_a_held_snapshot_nothing_within_a_step_is_cut_off() -> None:
     early = (rank(0, KILLED), at(0, 0, early=SAVING))
     raised = (rank(0, replace(LOST, paused=0)), at(0, 0))
     for first in (early, raised):
-        assert cut_off_work.find(group(first, (rank(1), at(1, 1)), ()), ()) == ()
+        assert interrupted_work.find(group(first, (rank(1), at(1, 1)), ()), ()) == ()

@@ -23,13 +23,14 @@ from supervisor.controller.records import JobRecords
 from supervisor.decision import closing, orders, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.decision.durable_facts import with_durable_facts, with_last_status
-from supervisor.decision.places import cut_off_members, departures, node_loss
+from supervisor.decision.membership import cut_off_members, departures
+from supervisor.decision.redundancy import node_loss
 from supervisor.hangs import deadlock, observation
 from supervisor.identity_cache import by_identity
 from supervisor.observability import incident_record
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.publisher import StatusPublisher
-from supervisor.view import cut_off_work, failed_start, members, reports
+from supervisor.view import failed_start, interrupted_work, members, reports
 from supervisor.view.model import (
     ENDING_PHASES,
     Departure,
@@ -61,7 +62,7 @@ SLICE = 50  # members that receive their orders before other work may run: about
 ROUNDS = 50  # the limit for decisions in a row; more would mean that a decision has no effect and is repeated
 
 
-class Job:
+class SupervisedRun:
     """Owns the `JobState`. All actions are idempotent, because the next supervisor may repeat them."""
 
     def __init__(
@@ -125,8 +126,8 @@ class Job:
 
     # -- the loop
 
-    async def run(self) -> None:
-        """Decide at every event and deadline until the job has ended.
+    async def supervise(self) -> None:
+        """Decide at every event and deadline until the run has ended.
 
         Raises `Deposed` if another supervisor has taken over the run.
         """
@@ -322,7 +323,7 @@ class Job:
                 room_bytes, sources = self._update_room_bytes(view), node_loss.mirrored(view, policy, name)
                 order = replace(order, room_bytes=room_bytes, sources=sources)
             elif member is not None and order.do in ("run", "secure"):
-                good = cut_off_work.publishable_step(view, member)
+                good = interrupted_work.publishable_step(view, member)
                 order = replace(order, good=good) if good != order.good else order
             self.member_server.order(name, order)
 
@@ -525,7 +526,7 @@ def _begin(policy: Policy, held: JobState | None, fresh: bool) -> JobState:
 
     A new run in an old directory keeps the generation and the lineage, which makes older states void. It also
     keeps the facts about the state on storage: the steps to skip, the newest step saved, the steps where the
-    replicas matched, and the work that was cut off and not repeated.
+    replicas matched, and the interrupted work that was not repeated.
     """
     world_size = policy.members * policy.nproc
     now_ns = time.monotonic_ns()

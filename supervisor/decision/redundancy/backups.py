@@ -1,10 +1,8 @@
-"""Find out what the loss of a node would destroy, and choose where private states survive it. Pure.
+"""Choose for each member the backup that keeps a copy of its ranks' private states. Pure.
 
-Members on one node are lost together, and members in one rack often are. A member reports its own
-node. The rack comes from the node's labels in the cluster; it is "" if no label names one.
-
-Every member has the replicated state, so this state survives if the group's members are on several nodes. The
-private states of a member's ranks are only on the member itself and on its backup (`Launch.backups`).
+Members on one node are lost together, and members in one rack often are. A backup is therefore on another
+node, and in another rack if there is one. A member reports its own node. The rack comes from the node's
+labels in the cluster; it is "" if no label names one.
 """
 
 from __future__ import annotations
@@ -12,12 +10,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from holdfast.protocol.member_messages import StateSource
-from supervisor.decision import resume_point, state_sources
-from supervisor.view import cut_off_work
-from supervisor.view.model import JobState, MemberView, Policy, View
+from supervisor.view.model import MemberView, View
 
 # The most members whose private states one member should keep. In each step, the member waits for these
 # states, and it needs memory for them. A node has few members, but a rack can have nearly all members of a
@@ -46,25 +41,23 @@ def place_of(member: MemberView | None, name: str) -> MemberPlace:
     return MemberPlace(member.rack, member.report.node)
 
 
-def _places(view: View, placement: Sequence[str]) -> list[MemberPlace]:
+def places_of(view: View, placement: Sequence[str]) -> list[MemberPlace]:
+    """Return the places of the members in `placement`, in order."""
     return [place_of(view.member(name), name) for name in placement]
 
 
-# -- which member keeps which rank's private states
-
-
-def backups(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
+def choose(view: View, placement: tuple[str, ...]) -> tuple[int, ...]:
     """Return `Launch.backups` for the next generation: for each member, the position of its backup.
 
     Each backup is as far away as possible: in another rack, or if that is not possible, on another node. The
     result is () if each member's backup would simply be the next member in the placement, or if all members
     are on one node.
     """
-    return backups_of(_places(view, placement))
+    return backups_of(places_of(view, placement))
 
 
 def backups_of(places: Sequence[MemberPlace]) -> tuple[int, ...]:
-    """Return the positions of the backups of the members in `places`; see `backups`.
+    """Return the positions of the backups of the members in `places`; see `choose`.
 
     If possible, each member keeps the states of exactly one other member.
     """
@@ -123,68 +116,3 @@ def _least(heap: list[tuple[int, int]], loads: Sequence[int]) -> tuple[int, int]
         position = heap[0][1]
         heapq.heapreplace(heap, (loads[position], position))
     return heap[0]
-
-
-# -- what survives
-
-
-def secured_step(view: View, step: int) -> int:
-    """Return the newest step whose state survives if any one node is lost; -1 if there is none.
-
-    `step` is a step that all ranks have completed. Its state survives if there is a member on another node,
-    and the private states of all ranks on the lost node are also on another node. Otherwise, only an older
-    state survives: a checkpoint, or a snapshot on a standby.
-    """
-    return min((step, *(_newest_without(view, node, step) for node in _unsafe_nodes(view))))
-
-
-def durable_step(view: View, step: int) -> int:
-    """Return the newest step up to `step` that members report to be on storage; -1 if there is none."""
-    found = [each.report.durable.step for each in view.members if each.report is not None]
-    return min(step, max(found, default=-1))
-
-
-def _unsafe_nodes(view: View) -> set[str]:
-    """Return the nodes whose loss destroys the state of the last step."""
-    memory = view.memory
-    nodes = [place.node for place in _places(view, memory.placement)]
-    if len(set(nodes)) < 2:
-        return set(nodes)
-    kept = memory.launch.backups if memory.launch is not None else ()
-    if len(kept) != len(nodes):
-        kept = tuple((position + 1) % len(nodes) for position in range(len(nodes)))
-    return {node for position, node in enumerate(nodes) if node == nodes[kept[position]]}
-
-
-def _newest_without(view: View, node: str, step: int) -> int:
-    """Return the newest step from which the group can resume if it loses `node`; -1 if there is none."""
-    left = tuple(each for each in view.members if place_of(each, each.name).node != node)
-    found = resume_point.newest(replace(view, members=left), None, cut_off_work.void_states(view))
-    return max(durable_step(view, step), found.step if found.source != "none" else -1)
-
-
-# -- the state on standbys
-
-
-def mirrored(view: View, policy: Policy, standby: str) -> tuple[StateSource, ...]:
-    """Return the members whose state the standby copies in case their node is lost; () for none.
-
-    The first source has the snapshots, and all of them have the private states of their ranks. A copy is
-    needed only while all members with ranks are on one node and the standby is on another one.
-    """
-    memory = view.memory
-    if not policy.members_created_externally or memory.phase != "running" or not memory.settled:
-        return ()
-    places = (place_of(view.member(name), name) for name in memory.placement)
-    first = next(places, None)
-    own = place_of(view.member(standby), standby)
-    if first is None or own.node == first.node or any(each.node != first.node for each in places):
-        return ()
-    return _sources(memory)
-
-
-def _sources(memory: JobState) -> tuple[StateSource, ...]:
-    peers = state_sources.grouped(memory.peers)
-    if not peers or not all(each.url for each in peers):
-        return ()
-    return (StateSource(peers[0].url, -1, memory.generation), *peers)

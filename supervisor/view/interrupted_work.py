@@ -1,8 +1,8 @@
-"""Handle work outside steps that a restart would cut off, such as saving or evaluating. Pure.
+"""Handle work outside steps that a restart would interrupt, such as saving or evaluating. Pure.
 
 The script's work between a commit and the next step is the tail of the committed step. A group that resumes
 from the state of that step does not repeat its tail. A tail usually takes microseconds. If it takes longer,
-survivors get time to finish it before their processes are ended. If a tail was cut off, the group resumes
+survivors get time to finish it before their processes are ended. If a tail was interrupted, the group resumes
 from an earlier step to repeat it. If there is no earlier state, the tail is reported as missed.
 
 The same applies to work within a step if other ranks have already committed that step, because the group
@@ -22,8 +22,8 @@ from supervisor.identity_cache import by_identity
 from supervisor.view import failed_start, members, reports
 from supervisor.view.model import (
     SECOND_NS,
-    CutOffWork,
     Fault,
+    InterruptedWork,
     JobState,
     MemberView,
     MissedWork,
@@ -36,7 +36,7 @@ from supervisor.view.model import (
 LONG_S = 0.25  # shorter tails are ignored: a load spike can stretch microseconds to a tenth of a second
 USUAL_FACTOR = 5.0  # work is unusual if it takes longer than this multiple of the median duration
 MAX_PAUSE_WAIT_S = 600.0  # the longest wait for a declared pause, even if its own limit is higher
-_MAX_LISTED = 3  # how many places of cut-off work one line lists
+_MAX_LISTED = 3  # how many places of interrupted work one line lists
 
 
 def wait_for_survivors(view: View, policy: Policy) -> Wait | None:
@@ -104,7 +104,7 @@ def _in_tail(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]
 def _at_early_work(view: View) -> Iterator[tuple[MemberView, RankState, RankProgress]]:
     """Yield the ranks whose last report shows work in a step that another rank has already snapshotted.
 
-    A rank whose process ended during that work without a signal was not cut off, so it is not included.
+    A rank whose process ended during that work without a signal was not interrupted, so it is not included.
     `_raised_in_pause` finds the ranks that raised an exception in a pause.
     """
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
@@ -146,8 +146,8 @@ def _hung(view: View) -> frozenset[int]:
     return frozenset(blamed | {each.rank for each in stalls if each.limited or unknown})
 
 
-def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
-    """Return the work that a restart would cut off now.
+def find(view: View, found: tuple[Fault, ...]) -> tuple[InterruptedWork, ...]:
+    """Return the work that a restart would interrupt now.
 
     Each piece is repeated only if the group resumes at or before its step `at_most`. Three kinds of work
     are included:
@@ -160,7 +160,7 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
     rank's own work in the pause can follow the wait.
     """
     raised = {fault.rank: fault for fault in found if fault.kind == "exception"}
-    cuts: dict[int, CutOffWork] = {}
+    cuts: dict[int, InterruptedWork] = {}
     ahead = max((at.step for _, _, at in _ranks(view)), default=-1)
     for member, rank, at in _in_tail(view):
         done = reports.has_finished(rank)
@@ -170,13 +170,13 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
         is_work = declared or _raised_in_pause(rank, at) or (_is_long(at) and rank.where != COLLECTIVE)
         if done or (rank.rank not in raised and not is_work):
             continue
-        cuts[rank.rank] = CutOffWork(
+        cuts[rank.rank] = InterruptedWork(
             rank.rank, at.step, at.step - 1, _recorded_s(at.tail_s), rank.rank in raised
         )
     for _, rank, at in _at_early_work(view):
         waits = rank.where == COLLECTIVE and not (at.early is not None and at.early.declared)
         if at.early is not None and rank.rank not in raised and not waits:
-            cuts[rank.rank] = CutOffWork(
+            cuts[rank.rank] = InterruptedWork(
                 rank.rank, at.step, at.step, _recorded_s(at.early.seconds), early=True
             )
     newest = max((snapshot.step for snapshot in _snapshots(view)), default=-1)
@@ -187,19 +187,20 @@ def find(view: View, found: tuple[Fault, ...]) -> tuple[CutOffWork, ...]:
             and _raised_in_pause(rank, at)
             and at.step < newest
         ):
-            cuts[rank.rank] = CutOffWork(rank.rank, at.step, at.step, _recorded_s(0.0), early=True)
+            cuts[rank.rank] = InterruptedWork(rank.rank, at.step, at.step, _recorded_s(0.0), early=True)
     for rank_number, fault in raised.items():
         if rank_number not in cuts and fault.step >= 0:
-            cuts[rank_number] = CutOffWork(rank_number, fault.step, fault.step, 0.0, True)
-    return (*(cuts[number] for number in sorted(cuts)), *failed_start.cut_off_before(view.memory))
+            cuts[rank_number] = InterruptedWork(rank_number, fault.step, fault.step, 0.0, True)
+    return (*(cuts[number] for number in sorted(cuts)), *failed_start.interrupted_before(view.memory))
 
 
 @by_identity(1)
 def void_steps(view: View) -> frozenset[int]:
-    """Return the steps of the current generation whose state the script changed after the commit.
+    """Return the steps of the current generation whose state must not be restored.
 
-    A step is not void if the copies of all ranks that still report the step contain the change. It is void if
-    one rank copied its state before the change. Ranks that have passed the step no longer report it.
+    The script changed the state of such a step after its commit, and a rank copied its state before the
+    change. If the copies of all ranks that still report the step contain the change, the step is not void.
+    Ranks that have passed the step no longer report it.
     """
     ranks = [each for report in reports.reports(view) for each in reports.progress(view, report)]
     changed = {step for each in ranks for step in each.late} | set(recorded_void_steps(view.memory))
@@ -253,7 +254,7 @@ def describe_passed_over(view: View, step: int) -> str:
     return f"the state of step {max(beyond)} was changed after its commit and is not used" if beyond else ""
 
 
-def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
+def lost_changes(view: View, resumed: ResumePoint) -> tuple[InterruptedWork, ...]:
     """Return the changes that resuming from `resumed` would lose; () if that state is not void."""
     state = (resumed.generation, resumed.step)
     if resumed.source == "none" or state not in void_states(view):
@@ -265,7 +266,7 @@ def lost_changes(view: View, resumed: ResumePoint) -> tuple[CutOffWork, ...]:
         if resumed.generation == view.memory.generation and resumed.step in (*each.late, *each.amended)
     }
     ranks |= {each.rank for each in view.memory.void if (each.generation, each.step) == state}
-    return tuple(CutOffWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
+    return tuple(InterruptedWork(rank, resumed.step, resumed.step - 1) for rank in sorted(ranks))
 
 
 def _raised_in_pause(rank: RankState, at: RankProgress) -> bool:
@@ -287,35 +288,35 @@ def _recorded_s(seconds: float) -> float:
     return max(0.001, round(seconds, 3))
 
 
-def latest_resume_step(cuts: tuple[CutOffWork, ...], bound: int | None) -> int | None:
+def latest_resume_step(cuts: tuple[InterruptedWork, ...], bound: int | None) -> int | None:
     """Return the newest step up to `bound` that makes the script repeat all of `cuts`; None: any step."""
     limits = [each.at_most for each in cuts] + ([bound] if bound is not None else [])
     return min(limits, default=None)
 
 
-def not_repeated(cuts: tuple[CutOffWork, ...], step: int) -> tuple[CutOffWork, ...]:
+def not_repeated(cuts: tuple[InterruptedWork, ...], step: int) -> tuple[InterruptedWork, ...]:
     """Return the `cuts` that the script does not repeat if the group resumes at `step`."""
     return tuple(each for each in cuts if step > each.at_most)
 
 
-def outside_of_steps(cuts: tuple[CutOffWork, ...]) -> tuple[CutOffWork, ...]:
+def outside_of_steps(cuts: tuple[InterruptedWork, ...]) -> tuple[InterruptedWork, ...]:
     """Return the `cuts` without exceptions that were raised in a step. The next run begins with that step."""
     return tuple(each for each in cuts if each.early or each.at_most < each.step or not each.raised)
 
 
-def describe(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
+def describe(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return a clause that says how often work was cut short, and where."""
     times = "1 time" if len(cuts) == 1 else f"{len(cuts)} times"
     return f"work {side_of_commit(cuts)} commit was cut short {times}: {list_places(cuts, _MAX_LISTED)}"
 
 
-def side_of_commit(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...]) -> str:
+def side_of_commit(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...]) -> str:
     """Return the side of the commit that the work was on: "after", "before" or "before or after"."""
     sides = {"before" if each.early else "after" for each in cuts}
     return " or ".join(sorted(sides, reverse=True))
 
 
-def list_places(cuts: tuple[CutOffWork, ...] | tuple[MissedWork, ...], most: int) -> str:
+def list_places(cuts: tuple[InterruptedWork, ...] | tuple[MissedWork, ...], most: int) -> str:
     """Return the places of the first `most` pieces of work, and how many more there are."""
     first = ", ".join(
         f"rank {each.rank} {'in' if each.early else 'after'} step {each.step}" for each in cuts[:most]

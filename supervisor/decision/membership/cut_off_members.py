@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from supervisor.decision import unreachable_members
-from supervisor.decision.places import joining
+from supervisor.decision.membership import joining
 from supervisor.decision.unreachable_members import MOST_SWAPS, SIGNATURE, WARNED
 from supervisor.hangs import group_reports
 from supervisor.view import faults, members, reports

@@ -12,7 +12,7 @@ from holdfast.protocol.launcher_messages import Ending, RankInspection
 from holdfast.protocol.member_messages import StateSource
 from supervisor.decision import orders, transition, unreachable_members
 from supervisor.decision.decide import decide
-from supervisor.decision.places import cut_off_members, placement
+from supervisor.decision.membership import cut_off_members, placement
 from supervisor.view.model import (
     Departure,
     JobState,

@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol.member_messages import HeldPrivateState, HeldSnapshot, RankProgress
 from supervisor.decision import remedy, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.places import departures, placement
+from supervisor.decision.membership import departures, placement
 from supervisor.view.model import Departure, End, Fault, MemberView, OpenIncident, Policy, Secure, View, Wait
 from tests.unit.supervisor.job_views import S, fault, holding, launcher, member, progress, rank, report, view
 

@@ -1,4 +1,4 @@
-"""Work after a commit was cut off and every older state is damaged: the run reports that the work is lost."""
+"""Work after a commit was interrupted and every older state is damaged: the run reports the work as lost."""
 
 from __future__ import annotations
 

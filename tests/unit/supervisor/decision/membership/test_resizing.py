@@ -11,7 +11,7 @@ from holdfast.protocol.launcher_messages import Restore, StartTimes
 from supervisor.cluster.supervision import held_state
 from supervisor.cluster.supervision.held_state import Instant
 from supervisor.decision import orders
-from supervisor.decision.places import joining, placement, resizing
+from supervisor.decision.membership import joining, placement, resizing
 from supervisor.view.model import GroupSize, MemberView, Policy, View
 from tests.unit.supervisor.job_views import LAUNCH, S, holding, launcher, member, memory, rank, report, view
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.protocol.launcher_messages import Ending
 from supervisor.decision import remedy, transition
 from supervisor.decision.decide import decide
-from supervisor.decision.places import joining, placement
+from supervisor.decision.membership import joining, placement
 from supervisor.fault_kinds import FaultName
 from supervisor.view.model import (
     Fault,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.decision.places import placement
+from supervisor.decision.membership import placement
 from supervisor.view.model import MemberView, OpenIncident, PastFault, Policy
 from tests.unit.supervisor.job_views import S, fault, launcher, member, rank, report, view
 

@@ -1,4 +1,4 @@
-"""Publish the status of a job, and write its summary into the Supervision."""
+"""Publish the status of a run, and write its summary into the Supervision of its job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from supervisor.cluster.missed.notes import MissedNotes
 from supervisor.cluster.supervision import status_fields
 from supervisor.cluster.supervision.fenced_records import SupervisionRecords
-from supervisor.controller.job import Job
+from supervisor.controller.supervised_run import SupervisedRun
 from supervisor.kubernetes.errors import ApiError, InvalidObject
 from supervisor.store.run_lead import Deposed
 
@@ -28,12 +28,12 @@ SPACING_S = 0.5  # the time between two statuses while members connect one after
 SPACING_OF_MEMBER_S = 0.002  # the same, per member of a large job, whose status takes 50 us per member
 
 
-class JobSummary:
+class RunSummary:
     """The summary of one run for users. Call `note_published` after each status that the run publishes."""
 
     def __init__(
         self,
-        job: Job,
+        run: SupervisedRun,
         records: SupervisionRecords,
         jobs: Callable[[], int],
         standbys: Callable[[], Mapping[str, Any]] = dict,
@@ -44,7 +44,7 @@ class JobSummary:
         `standbys` returns what users see of the standby pods; {} if there is nothing to show. `missed`
         contains what they see of pods that the webhook missed.
         """
-        self._job, self._records, self._jobs, self._standbys = job, records, jobs, standbys
+        self._run, self._records, self._jobs, self._standbys = run, records, jobs, standbys
         self._missed = missed or MissedNotes()
         self._shown: tuple[str, bool] | None = None  # the last status's phase, and whether it was settled
         self._due = asyncio.Event()  # set when the phase has changed since the last summary
@@ -52,22 +52,22 @@ class JobSummary:
     async def announce(self) -> None:
         """Replace the previous run's end with this run's start in the resource. Raises `Deposed`."""
         try:
-            await self._records.write(status_fields.announcement(self._job.memory))
+            await self._records.write(status_fields.announcement(self._run.memory))
         except (ApiError, OSError) as error:
             log.info("new run not announced", extra={"error": str(error)})
 
     async def publish_changes(self) -> None:
         """Publish the status whenever a sidecar connects or disconnects. Each decision also publishes it."""
-        job = self._job
+        run = self._run
         while True:
-            await job.members_changed.wait()
-            job.members_changed.clear()
-            job.publish()
-            await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(job.existed)))
+            await run.members_changed.wait()
+            run.members_changed.clear()
+            run.publish()
+            await asyncio.sleep(max(SPACING_S, SPACING_OF_MEMBER_S * len(run.existed)))
 
     def note_published(self) -> bool:
         """Request an immediate write of the summary if the phase has changed. Return True if it has."""
-        shown = (self._job.memory.phase, self._job.memory.settled)
+        shown = (self._run.memory.phase, self._run.memory.settled)
         if shown == self._shown:
             return False
         self._shown = shown
@@ -82,14 +82,14 @@ class JobSummary:
             try:
                 await asyncio.wait_for(self._due.wait(), due_s)
             except asyncio.TimeoutError:
-                self._job.publish()
+                self._run.publish()
             self._due.clear()
             await self._write()
 
     async def _write(self) -> None:
         """Write the summary for users into the resource. Failures are only logged. Raises `Deposed`."""
         try:
-            if len(self._job.existed) < LARGE:
+            if len(self._run.existed) < LARGE:
                 shown = self._fields()
             else:  # the status of thousands of ranks takes a tenth of a second to encode
                 shown = await asyncio.to_thread(self._fields)
@@ -101,19 +101,19 @@ class JobSummary:
             log.info("summary not written", extra={"error": str(error)})
 
     def _fields(self) -> dict[str, Any]:
-        publisher = self._job.publisher
+        publisher = self._run.publisher
         incidents = [self._missed.incident(each) for each in publisher.run.incidents()]
         return status_fields.summary(self._missed.status(publisher.published), incidents, self._standbys())
 
     async def record_end(self) -> None:
         """Write the last state and the summary, and retry until they are stored. Raises `Deposed`.
 
-        Without the last state, the next supervisor would wait for the members of a job that has ended, and
+        Without the last state, the next supervisor would wait for the members of a run that has ended, and
         would then treat them as lost. The summary is only for users, so it is omitted if the API server
         refuses it.
         """
-        job = self._job
-        state = status_fields.end(job.memory, job.bookkeeping.ledger.snapshot())
+        run = self._run
+        state = status_fields.end(run.memory, run.bookkeeping.ledger.snapshot())
         shown = self._fields()
         while True:
             try:
@@ -123,10 +123,10 @@ class JobSummary:
                 self._records.lead.depose()
                 raise
             except InvalidObject as error:  # a retry would be refused as well
-                log.error("end of the job refused", extra={"error": str(error)})
+                log.error("end of the run refused", extra={"error": str(error)})
                 if not shown:
                     return
                 shown = {}
             except (ApiError, OSError) as error:
-                log.warning("end of the job not recorded yet", extra={"error": str(error)})
+                log.warning("end of the run not recorded yet", extra={"error": str(error)})
                 await asyncio.sleep(RETRY_S)

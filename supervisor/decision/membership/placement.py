@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from supervisor.decision import unreachable_members
-from supervisor.decision.places import joining
+from supervisor.decision.membership import joining
 from supervisor.view import members
 from supervisor.view.model import MemberView, Policy, View
 

@@ -1,4 +1,4 @@
-"""Work after a commit that a restart would cut off: waited for, repeated, or reported as missing."""
+"""Work after a commit that a restart would interrupt: waited for, repeated, or reported as missing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.protocol.member_messages import RankProgress, RankStall, Uncommitt
 from supervisor.decision import closing, remedy, transition
 from supervisor.decision.decide import decide
 from supervisor.hangs import detection, observation
-from supervisor.view import cut_off_work
+from supervisor.view import interrupted_work
 from supervisor.view.model import (
     Completion,
-    CutOffWork,
     End,
     Fault,
+    InterruptedWork,
     JobState,
     MissedWork,
     OpenIncident,
@@ -99,7 +99,9 @@ def test_without_remaining_work_nothing_is_waited_for() -> None:
 )
 def test_a_rank_that_can_do_no_more_is_not_waited_for(state: RankState) -> None:
     assert (
-        cut_off_work.wait_for_survivors(group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY)
+        interrupted_work.wait_for_survivors(
+            group((state, at(0, tail_s=1.5)), (rank(1, KILLED), at(1))), POLICY
+        )
         is None
     )
 
@@ -108,12 +110,14 @@ def test_the_finally_blocks_of_a_rank_that_raised_are_waited_for() -> None:
     raising = replace(RAISED, unwinding=True)
     found = group((rank(0), at(0)), (rank(1, raising, state="failing"), at(1)))
     assert decide(found, POLICY) == Wait(130 * S, "waiting for rank 1 to finish work outside of a step")
-    assert cut_off_work.wait_for_survivors(later(found, 31), POLICY) is None
+    assert interrupted_work.wait_for_survivors(later(found, 31), POLICY) is None
     lost = replace(raising, fail="distributed")
     found = group((rank(0, lost, state="failing"), at(0)), (rank(1, KILLED), at(1)))
-    assert cut_off_work.wait_for_survivors(found, POLICY) is None  # those of a victim are cut off, as always
+    assert (
+        interrupted_work.wait_for_survivors(found, POLICY) is None
+    )  # those of a victim are interrupted, as always
     over = group((rank(0), at(0)), (rank(1, RAISED), at(1)))
-    assert cut_off_work.wait_for_survivors(over, POLICY) is None
+    assert interrupted_work.wait_for_survivors(over, POLICY) is None
 
 
 HINT = replace(RAISED, unwinding=True, step=20)
@@ -174,7 +178,9 @@ def test_a_rank_that_hangs_in_this_work_is_not_waited_for() -> None:
     assert found.memory.incident is not None
     hung = replace(found.memory.incident, faults=(fault("hang", 0, 20),))
     assert (
-        cut_off_work.wait_for_survivors(replace(found, memory=replace(found.memory, incident=hung)), POLICY)
+        interrupted_work.wait_for_survivors(
+            replace(found, memory=replace(found.memory, incident=hung)), POLICY
+        )
         is None
     )
 
@@ -202,7 +208,7 @@ def late(number: int, limited: bool) -> RankStall:
 
 
 def ranks_waited_for(seen: View) -> tuple[int, ...]:
-    action = cut_off_work.wait_for_survivors(seen, POLICY)
+    action = interrupted_work.wait_for_survivors(seen, POLICY)
     return tuple(number for number in (0, 1) if action is not None and str(number) in action.why)
 
 
@@ -220,7 +226,7 @@ def test_interrupted_work_is_repeated_from_before_its_step() -> None:
     found = group((rank(0), at(0)), (rank(1, KILLED), at(1, tail_s=2.0)))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, 2.0),))
+    assert (action.resume.step, action.cut) == (15, (InterruptedWork(1, 20, 19, 2.0),))
     assert "the work of rank 1 after the commit of step 20 (2.00 s) is repeated" in action.evidence
     assert transition.after(found, action, POLICY).missed == ()
 
@@ -249,25 +255,25 @@ def test_a_declared_pause_that_was_not_left_counts_as_work_whatever_its_usual_le
     found = later(group((rank(0), at(0)), (rank(1, ending), paused)), 61)
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 19, told_s),))
+    assert (action.resume.step, action.cut) == (15, (InterruptedWork(1, 20, 19, told_s),))
     assert f"the work of rank 1 after the commit of step 20 ({told_s:.2f} s) is repeated" in action.evidence
 
 
-@pytest.mark.parametrize(("ahead", "cuts"), [(20, (CutOffWork(1, 20, 19, 0.02),)), (21, ())])
+@pytest.mark.parametrize(("ahead", "cuts"), [(20, (InterruptedWork(1, 20, 19, 0.02),)), (21, ())])
 def test_the_last_report_of_a_pause_does_not_count_if_the_others_have_gone_beyond_it(
-    ahead: int, cuts: tuple[CutOffWork, ...]
+    ahead: int, cuts: tuple[InterruptedWork, ...]
 ) -> None:
     """They could not have done so without this rank, so it has left that pause."""
     often = at(1, tail_s=0.02, tail_usual_s=0.02, tail_declared=True)
     found = group((rank(0), at(0, ahead)), (rank(1), often))
     lost = replace(found.members[1], exists=False, connected=False)
     seen = replace(found, members=(found.members[0], lost))
-    assert cut_off_work.find(seen, ()) == cuts
+    assert interrupted_work.find(seen, ()) == cuts
     early = at(1, early=UncommittedWork(0.04, 0.03, declared=True))
     found = group((rank(0), at(0, 60)), (rank(1), early), slots=(60, 15))
-    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
+    assert interrupted_work.find(found, ()) == (InterruptedWork(1, 20, 20, 0.04, early=True),)
     seen = replace(found, members=(found.members[0], replace(found.members[1], connected=False)))
-    assert cut_off_work.find(seen, ()) == ()
+    assert interrupted_work.find(seen, ()) == ()
 
 
 def test_a_wait_for_peers_after_a_commit_is_not_lost_work() -> None:
@@ -295,7 +301,7 @@ def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
     assert not isinstance(decide(found, POLICY), Wait), "a rank that cannot continue must not be waited for"
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (CutOffWork(0, 20, 19, 3.0),))
+    assert (action.resume.step, action.cut) == (15, (InterruptedWork(0, 20, 19, 3.0),))
     none = group((state, where), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(none, POLICY)
     assert isinstance(action, Start), (
@@ -315,21 +321,21 @@ def test_the_rest_of_a_pause_behind_a_wait_for_peers_is_repeated(
 def test_a_wait_for_peers_outside_a_pause_does_not_justify_a_rollback(
     state: RankState, where: RankProgress
 ) -> None:
-    assert cut_off_work.find(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
+    assert interrupted_work.find(group((state, where), (rank(1, KILLED), at(1))), ()) == ()
 
 
 def test_a_pause_that_an_exception_left_is_repeated_if_others_have_the_step() -> None:
     failed = rank(1, replace(LOST, paused=20))
     found = group((rank(0), at(0, 21)), (failed, at(1)), slots=(21, 15))
-    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.001, early=True),)
+    assert interrupted_work.find(found, ()) == (InterruptedWork(1, 20, 20, 0.001, early=True),)
     waits = rank(1, where="collective")
     found = group((rank(0), at(0, 21)), (waits, at(1, early=PAUSED)), slots=(21, 15))
-    assert cut_off_work.find(found, ()) == (CutOffWork(1, 20, 20, 0.04, early=True),)
+    assert interrupted_work.find(found, ()) == (InterruptedWork(1, 20, 20, 0.04, early=True),)
 
 
 def test_a_finished_rank_has_left_nothing_undone() -> None:
     found = group((rank(0, Ending(95 * S, 0)), at(0, tail_s=3.0)), (rank(1, KILLED), at(1)))
-    assert cut_off_work.find(found, ()) == ()
+    assert interrupted_work.find(found, ()) == ()
 
 
 # -- before a commit
@@ -347,7 +353,7 @@ def test_work_before_a_commit_that_others_have_made_is_repeated(work: Uncommitte
     found = group((rank(0), at(0, 21)), (rank(1, KILLED), at(1, early=work)), slots=(21, 15))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 20, work.seconds, early=True),))
+    assert (action.resume.step, action.cut) == (15, (InterruptedWork(1, 20, 20, work.seconds, early=True),))
     said = f"the work of rank 1 in step 20 before its commit ({work.seconds:.2f} s) is repeated"
     assert said in action.evidence
     assert transition.after(found, action, POLICY).missed == ()
@@ -381,7 +387,7 @@ def test_if_no_member_has_the_step_its_work_is_not_reported() -> None:
     assert isinstance(action, Start)
     assert (action.resume.step, action.cut) == (20, ())
     assert (
-        cut_off_work.wait_for_survivors(
+        interrupted_work.wait_for_survivors(
             group((rank(0), at(0, early=PAUSED)), (rank(1, KILLED), at(1))), POLICY
         )
         is None
@@ -408,7 +414,7 @@ def test_work_before_a_commit_without_an_earlier_state_is_reported_at_the_end() 
     assert end.exit_code == 3
     assert "work before commit was cut short 1 time: rank 1 in step 20 (see" in end.why
     both = (*after.missed, MissedWork(2, 0, 40))
-    assert cut_off_work.describe(both).startswith("work before or after commit was cut short 2 times: ")
+    assert interrupted_work.describe(both).startswith("work before or after commit was cut short 2 times: ")
     for step, left in ((20, ()), (21, after.missed)):
         back = replace(action, resume=replace(action.resume, step=step), cut=())
         known = replace(found.memory, missed=after.missed)
@@ -421,7 +427,7 @@ def test_a_stop_during_work_before_a_commit_saves_a_state_that_leads_to_it_again
     assert isinstance(decide(stopped, POLICY), Wait)
     action = decide(later(stopped, POLICY.grace_s + 1), POLICY)
     assert isinstance(action, Save)
-    assert (action.resume.step, action.cut) == (15, (CutOffWork(1, 20, 20, 2.0, early=True),))
+    assert (action.resume.step, action.cut) == (15, (InterruptedWork(1, 20, 20, 2.0, early=True),))
 
 
 # -- where no state is left
@@ -506,7 +512,7 @@ def test_a_remembered_void_step_is_skipped_in_all_generations() -> None:
         assert action.resume.step == step
     resumed = ResumePoint(20, 1, "slot")
     known = replace(found, memory=replace(found.memory, void=(VoidStep(1, 20, 1),)))
-    assert cut_off_work.lost_changes(known, resumed) == (CutOffWork(1, 20, 19),)
+    assert interrupted_work.lost_changes(known, resumed) == (InterruptedWork(1, 20, 19),)
 
 
 @pytest.mark.parametrize(
@@ -529,8 +535,8 @@ def test_a_member_may_write_a_checkpoint_that_no_rank_can_make_void_any_more(
     assert asks.report is not None
     asks = replace(asks, report=replace(asks.report, publishing=publishing))
     found = replace(found, memory=replace(found.memory, void=void), members=(asks, *found.members[1:]))
-    assert cut_off_work.publishable_step(found, asks) == good
-    assert cut_off_work.publishable_step(replace(found, members=(asks,)), asks) == -1, (
+    assert interrupted_work.publishable_step(found, asks) == good
+    assert interrupted_work.publishable_step(replace(found, members=(asks,)), asks) == -1, (
         "the other's ranks are not known"
     )
 
@@ -539,11 +545,11 @@ def test_a_change_without_an_earlier_state_is_reported_as_missing() -> None:
     found = group((rank(0), at(0, late=(20,))), (rank(1, KILLED), at(1)), slots=(20,))
     action = decide(found, POLICY)
     assert isinstance(action, Start)
-    assert (action.resume.step, action.cut) == (20, (CutOffWork(0, 20, 19),))
+    assert (action.resume.step, action.cut) == (20, (InterruptedWork(0, 20, 19),))
     assert transition.after(found, action, POLICY).missed == (MissedWork(1, 0, 20),)
     stopped = closing.save_and_end(found, ())
     assert isinstance(stopped, Save)
-    assert stopped.cut == (CutOffWork(0, 20, 19),)
+    assert stopped.cut == (InterruptedWork(0, 20, 19),)
 
 
 # -- exceptions
@@ -658,7 +664,7 @@ def test_a_stopping_run_waits_at_most_its_grace_and_reports_what_it_interrupted(
     found = group((rank(0), at(0, tail_s=1.5, pause_left_s=500.0)), (rank(1), at(1)))
     asked = replace(found, memory=replace(found.memory, stop="graceful", incident=None))
     assert decide(asked, POLICY) == Wait(130 * S, "waiting for rank 0 to finish work outside of a step")
-    assert cut_off_work.wait_for_survivors(later(asked, 31), POLICY) is None
+    assert interrupted_work.wait_for_survivors(later(asked, 31), POLICY) is None
     ended = transition.after(
         later(asked, 31), End(130, "stopped as requested, with a checkpoint of step 20"), POLICY
     )

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supervisor.decision import resume_point
-from supervisor.decision.places import joining, placement
-from supervisor.view import cut_off_work, members, reports
+from supervisor.decision.membership import joining, placement
+from supervisor.view import interrupted_work, members, reports
 from supervisor.view.model import SECOND_NS, Fault, GroupSize, JobState, Policy, View
 
 SHRINK_S = 3.0  # how long a stopped group waits for a replacement to connect
@@ -109,7 +109,7 @@ def due_growth(view: View, policy: Policy) -> tuple[Fault, ...]:
     fresh = [name for name in chosen if name not in memory.positions]
     if len(chosen) <= len(memory.placement) or not fresh:
         return ()
-    if not resume_point.holds_state(view) or cut_off_work.find(view, ()):
+    if not resume_point.holds_state(view) or interrupted_work.find(view, ()):
         return ()
     size = f"from {len(memory.placement)} to {len(chosen)} of {policy.members} members"
     ready = f"member {fresh[0]} is" if len(fresh) == 1 else f"members {', '.join(fresh)} are"

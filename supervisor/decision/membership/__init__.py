@@ -1,0 +1,1 @@
+"""Choose the members that run the ranks, replace those that leave or are cut off, and resize the group."""

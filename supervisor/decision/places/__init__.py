@@ -1,1 +1,0 @@
-"""Choose the members that run a generation's ranks, replace departing members, and assign the backups."""
