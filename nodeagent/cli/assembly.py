@@ -26,6 +26,8 @@ from nodeagent.host.sensor import HostSensor
 from nodeagent.host.stuck_threads import StuckThreads
 from nodeagent.kernel.kmsg import KmsgCursor, KmsgSensor
 from nodeagent.kernel.line_reader import LinePatterns
+from nodeagent.model import Level
+from nodeagent.nvml import library
 from nodeagent.nvml.driver import NvmlDriver
 from nodeagent.nvml.events import NvmlEvents
 from nodeagent.nvml.polling import NvmlPolling
@@ -168,6 +170,8 @@ def policy_for_short_look(chosen: HealthPolicy, look_s: float, *, promised: Cont
             rules[name] = replace(rule, period_s=min(rule.period_s, _pause_s(look_s)))
         if name in promised:
             rules[name] = _at_once(rule)
+    if "gpu_count" in promised:
+        rules["nvml"] = _without_library(rules["nvml"])
     return replace(chosen, rules=rules)
 
 
@@ -175,6 +179,20 @@ def _at_once(rule: Rule) -> Rule:
     bound = rule.unhealthy and replace(rule.unhealthy, need=1, of=1)
     states = {value: replace(state, for_s=0.0) for value, state in rule.states.items()}
     return replace(rule, unhealthy=bound, states=states)
+
+
+def _without_library(rule: Rule) -> Rule:
+    """Return the rule for a node on which GPUs are promised: without the library, they cannot be used.
+
+    The policy calls the missing library degraded, because without a promise only the agent may lack it.
+    """
+    state = rule.states.get(library.LIBRARY_MISSING)
+    if state is None or state.level is Level.HEALTHY:  # the operator's word
+        return rule
+    return replace(
+        rule,
+        states={**rule.states, library.LIBRARY_MISSING: replace(state, level=Level.UNHEALTHY, for_s=0.0)},
+    )
 
 
 def _pause_s(look_s: float) -> float:
@@ -314,7 +332,7 @@ def _sensors(
     events = NvmlEvents(driver, clock)
     return [
         FittedSensor(events, left_out=events.left_out, releases=True, sees_xids=True),
-        FittedSensor(polling, polling.remembered, releases=True),
+        FittedSensor(polling, polling.remembered, polling.left_out, releases=True),
         *_kernel_log(options, clock, state, lines, trusting),
         FittedSensor(host, host.remembered, host.left_out),
         FittedSensor(sysfs, sysfs.remembered, sysfs.left_out),

@@ -331,37 +331,73 @@ def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "")
 def release(options: argparse.Namespace) -> int:
     """Ask the running agent to close NVML for a while, and return when NVML is closed.
 
-    Without a running agent on the folder, the exit code is 1, because the agent that holds NVML may use
-    another folder. The request is recorded all the same, for an agent that starts.
+    A command that fails leaves no request in force, because an agent would obey it later, when nobody expects
+    that. It also fails without a running agent on the folder: the agent that holds NVML may use another.
     """
     folder = options.state_dir / TESTS if options.test else options.state_dir
     _must_exist(folder)
-    duration_s = 0.0 if options.end else options.for_s
-    runs, asked = _recorded(
-        folder,
-        lambda: (
-            claim.is_owned(folder),
-            operator_requests.record_release(folder, duration_s, options.why),
-        ),
-    )
     if options.end:
-        output.show("ended: the agent opens NVML again within seconds")
-        return 0
-    length = model.duration(options.for_s)
-    if not runs:
+        return _end_release(folder, options.why)
+    asked = _recorded(folder, lambda: _record_if_owned(folder, options.for_s, options.why))
+    if asked is None:
         sys.stderr.write(
-            f"holdfast: nothing was released: no agent is running on {folder}; if one starts within {length},"
-            " it keeps NVML closed until then\n"
+            f"holdfast: nothing was released: {_no_agent(folder)}, and no request was recorded\n"
         )
         return NOT_CLOSED
+    try:
+        closed = _waited_until_closed(folder, asked)
+    except KeyboardInterrupt:
+        _withdraw(folder)
+        raise
+    if not closed:
+        withdrawn = _withdraw(folder)
+        sys.stderr.write(
+            f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s, {withdrawn}: {_HANGS}\n"
+        )
+        return NOT_CLOSED
+    length = model.duration(options.for_s)
+    output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
+    return 0
+
+
+def _end_release(folder: Path, why: str) -> int:
+    """Record the end also if no agent runs, because the one that starts next resumes a release."""
+
+    def end() -> bool:
+        operator_requests.record_release(folder, 0.0, why)
+        return claim.is_owned(folder)
+
+    if _recorded(folder, end):
+        output.show("ended: the agent opens NVML again within seconds")
+    else:
+        output.show(f"ended: {_no_agent(folder)}; one that starts opens NVML")
+    return 0
+
+
+def _record_if_owned(folder: Path, for_s: float, why: str) -> operator_requests.GpuRelease | None:
+    return operator_requests.record_release(folder, for_s, why) if claim.is_owned(folder) else None
+
+
+def _no_agent(folder: Path) -> str:
+    return f"no agent is running on {folder}"
+
+
+def _waited_until_closed(folder: Path, asked: operator_requests.GpuRelease) -> bool:
     until = time.monotonic() + CLOSE_S
     while not _is_closed(folder, asked, until):
         if time.monotonic() >= until:
-            sys.stderr.write(f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s: {_HANGS}\n")
-            return NOT_CLOSED
+            return False
         time.sleep(0.1)
-    output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
-    return 0
+    return True
+
+
+def _withdraw(folder: Path) -> str:
+    """End a release that was not completed; return what became of the request."""
+    try:
+        _recorded(folder, lambda: operator_requests.record_release(folder, 0.0, "withdrawn"))
+    except BadInput as error:
+        return f"and the request remains in force ({error})"
+    return "and the request was withdrawn"
 
 
 def _must_exist(folder: Path) -> None:

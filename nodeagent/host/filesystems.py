@@ -1,4 +1,4 @@
-"""Checks of the local file systems: space, inodes, and whether one has become read-only.
+"""Checks of the local file systems: space, inodes, whether one has become read-only, and whether it answers.
 
 Pods' volumes have their own checks, because what happens to them is not the node's fault. A file system that
 is no longer mounted is reported as gone, which ends the findings about it. `block_devices` determines which
@@ -8,11 +8,13 @@ devices are the node's own, for the kernel lines about them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nodeagent.host.block_devices import USE, NodeDevices
+from nodeagent.host.bounded_calls import BoundedCalls
 from nodeagent.host.mounts import OWN_NUMBERS, Mount, SelectedMounts, parse, select, unescaped
 from nodeagent.model import GONE
 from nodeagent.sensing.sensor import Omission
@@ -20,12 +22,15 @@ from nodeagent.sensing.small_files import SYSFS, try_read
 from nodeagent.sensing.sweep import Reading
 
 WRITABLE, READ_ONLY = 0.0, 1.0
-SPACE, INODES, STATE = "disk_used", "inodes_used", "disk_read_only"
-OF_VOLUMES = {SPACE: "volume_used", INODES: "volume_inodes_used", STATE: "volume_read_only"}
+SPACE, INODES, STATE, STUCK = "disk_used", "inodes_used", "disk_read_only", "disk_stuck"
+OF_VOLUMES = {
+    SPACE: "volume_used", INODES: "volume_inodes_used", STATE: "volume_read_only", STUCK: "volume_stuck",
+}  # fmt: skip
 MAX_REMEMBERED = 512
 T = TypeVar("T")
 MOUNTINFO_BYTES = 4 << 20  # a node with thousands of pods has about a megabyte
 FSTAB_BYTES = 1 << 20
+FSTAB = "fstab"  # the key of the call that reads it
 
 
 def disk_used(blocks: int, free: int, available: int) -> float | None:
@@ -103,6 +108,7 @@ class FileSystems:
         self._writable = _writable(remembered, boot_id)
         self._known = KnownMounts(remembered)
         self._devices = NodeDevices(sys, proc, boot_id, remembered)
+        self._calls = BoundedCalls[Answer]()
         self._left_out: dict[str, Omission] = {}
 
     def read(self, due: frozenset[str], now_s: float) -> Iterable[Reading]:
@@ -119,9 +125,12 @@ class FileSystems:
             readings += self._known.ended(mounts, found.local)
         self._known.add(found.local)
         readings += self._devices.uses(mounts)
-        # A read-only file system may be full by design: an image, or the root of a container.
-        readings += [each for mount in found.local if not mount.read_only for each in self._used(mount)]
-        readings += self._states(found)
+        answers = self._calls.run(self._questions(found.local))
+        for mount in found.local:
+            if not mount.read_only:
+                readings += self._used(mount, answers.get(mount_key(mount)))
+        wanted = answers.get(FSTAB)
+        readings += self._states(found, wanted if isinstance(wanted, frozenset) else frozenset())
         return [each for each in readings if each.check == GONE or each.check in due]
 
     def left_out(self) -> tuple[Omission, ...]:
@@ -136,29 +145,33 @@ class FileSystems:
             "own": self._devices.remembered(),
         }
 
-    def _used(self, mount: Mount) -> Iterator[Reading]:
-        path = self._root + mount.point
-        try:
-            if mount.kind not in OWN_NUMBERS and _device(Path(path).stat().st_dev) != mount.device:
-                self._left_out[mount.entity] = Omission(
-                    mount.entity,
-                    f"{path} is not this file system: covered, or not propagated into this container",
-                )
-                return
-            found = os.statvfs(path)
-        except OSError as error:
-            self._left_out[mount.entity] = Omission(mount.entity, f"{error.strerror}: {path}")
-            return
-        values = {
-            SPACE: disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
-            INODES: inodes_used(found.f_files, found.f_ffree),
-        }
-        for check, value in values.items():
-            if value is not None:
-                yield Reading(check_of(check, mount), mount.entity, round(value, 3))
+    def _questions(self, local: Iterable[Mount]) -> dict[str, Callable[[], Answer]]:
+        """Return the calls that may hang: one for each writable file system, and fstab if it is needed.
 
-    def _states(self, found: SelectedMounts) -> Iterator[Reading]:
-        wanted = fstab_writable(try_read(f"{self._root}/etc/fstab", FSTAB_BYTES) or b"")
+        A read-only file system may be full by design: an image, or the root of a container.
+        """
+        found: dict[str, Callable[[], Answer]] = {}
+        for mount in local:
+            if not mount.read_only:
+                found[mount_key(mount)] = partial(_measured, self._root + mount.point, mount)
+            elif mount_key(mount) not in self._writable:
+                found[FSTAB] = partial(_wanted, f"{self._root}/etc/fstab")
+        return found
+
+    def _used(self, mount: Mount, answer: Answer | None) -> Iterator[Reading]:
+        if isinstance(answer, str):
+            self._left_out[mount.entity] = Omission(mount.entity, answer)
+        elif isinstance(answer, os.statvfs_result):
+            yield Reading(check_of(STUCK, mount), mount.entity, 0.0)
+            yield from _percentages(mount, answer)
+        else:
+            why = "it does not answer, or too many other file systems do not"
+            self._left_out[mount.entity] = Omission(mount.entity, why, is_open=True)
+        if (hung_s := self._calls.hung_s(mount_key(mount))) is not None:
+            text = f"{mount.kind} on {mount.source}: a call has not returned"
+            yield Reading(check_of(STUCK, mount), mount.entity, round(hung_s, 3), text)
+
+    def _states(self, found: SelectedMounts, wanted: frozenset[str]) -> Iterator[Reading]:
         for mount in found.local:
             state = read_only_state(mount, self._writable, wanted)
             if state is not None:
@@ -221,6 +234,33 @@ def _renew(held: dict[str, T], key: str, value: T) -> None:
     held[key] = value
     while len(held) > MAX_REMEMBERED:
         del held[next(iter(held))]
+
+
+# The size of a file system or why it is not known, or the mount points that fstab mounts writable.
+Answer = os.statvfs_result | str | frozenset[str]
+
+
+def _measured(path: str, mount: Mount) -> Answer:
+    try:
+        if mount.kind not in OWN_NUMBERS and _device(Path(path).stat().st_dev) != mount.device:
+            return f"{path} is not this file system: covered, or not propagated into this container"
+        return os.statvfs(path)
+    except OSError as error:
+        return f"{error.strerror}: {path}"
+
+
+def _percentages(mount: Mount, found: os.statvfs_result) -> Iterator[Reading]:
+    values = {
+        SPACE: disk_used(found.f_blocks, found.f_bfree, found.f_bavail),
+        INODES: inodes_used(found.f_files, found.f_ffree),
+    }
+    for check, value in values.items():
+        if value is not None:
+            yield Reading(check_of(check, mount), mount.entity, round(value, 3))
+
+
+def _wanted(path: str) -> Answer:
+    return fstab_writable(try_read(path, FSTAB_BYTES) or b"")
 
 
 def _device(number: int) -> str:

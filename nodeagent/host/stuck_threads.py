@@ -72,7 +72,6 @@ class ThreadStat:
     name: str
     state: str
     flags: int
-    threads: int  # the number of threads of the process
     start: int  # clock ticks after boot: distinguishes a thread from a later one with the same id
 
     @property
@@ -91,12 +90,26 @@ def parse_stat(raw: bytes) -> ThreadStat | None:
     _, opening, name = before.partition(b"(")
     if not closing or not opening or len(fields) < 20:
         return None
-    figures = (fields[6], fields[17], fields[19])  # fields 9, 20 and 22 of proc(5)
+    figures = (fields[6], fields[19])  # fields 9 and 22 of proc(5)
     if not all(each.isdigit() and len(each) <= MAX_FIGURES for each in figures):
         return None
-    flags, threads, start = (int(each) for each in figures)
+    flags, start = (int(each) for each in figures)
     state = fields[0].decode("ascii", "replace")
-    return ThreadStat(printable(name[:MAX_NAME].decode("utf-8", "replace")), state, flags, threads, start)
+    return ThreadStat(printable(name[:MAX_NAME].decode("utf-8", "replace")), state, flags, start)
+
+
+def has_several_threads(raw: bytes) -> bool:
+    """Return True if the process has more than one thread, according to its `stat`; False if malformed."""
+    fields = raw[raw.rfind(b")") + 1 :].split(None, 18)  # field 20 of proc(5) is the number of threads
+    return len(fields) > 18 and fields[17].isdigit() and fields[17] != b"1"
+
+
+def may_be_asleep(raw: bytes) -> bool:
+    """Return False if the `stat` shows a state other than D.
+
+    Few threads are in state D, and parsing the other fields of all threads would be most of the walk's cost.
+    """
+    return raw.startswith(b"D", raw.rfind(b")") + 2)
 
 
 def context_switches(status: bytes) -> int | None:
@@ -141,33 +154,37 @@ class ThreadWalk:
         """Return the threads visited in this call that are in uninterruptible sleep."""
         self.calls += 1
         visited = [*self._first_threads(), *self._further_threads()]
-        return [(key, seen) for key, seen in visited if seen is not None and seen.is_asleep]
+        asleep = [(key, seen) for key, raw in visited if may_be_asleep(raw) and (seen := parse_stat(raw))]
+        return [(key, seen) for key, seen in asleep if seen.is_asleep]
 
     def stat(self, key: ThreadKey) -> ThreadStat | None:
         """Return the `stat` of one thread; None if it has ended."""
+        return parse_stat(self.raw_stat(key))
+
+    def raw_stat(self, key: ThreadKey) -> bytes:
+        """Return the file; empty if the thread has ended."""
         pid, tid = key
         folder = str(pid) if pid == tid else f"{pid}/task/{tid}"
-        raw = try_read(f"{self._proc}/{folder}/stat", STAT_BYTES)
-        return parse_stat(raw) if raw else None
+        return try_read(f"{self._proc}/{folder}/stat", STAT_BYTES) or b""
 
-    def _first_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+    def _first_threads(self) -> Iterator[tuple[ThreadKey, bytes]]:
         if not self._processes:
             self._processes.extend(self._ids(self._proc))
             self._processes_from, self._several = self.calls, []
         for _ in range(min(len(self._processes), self._most_processes)):
             pid = self._processes.popleft()
-            seen = self.stat((pid, pid))
-            if seen is not None and seen.threads > 1:
+            raw = self.raw_stat((pid, pid))
+            if has_several_threads(raw):
                 self._several.append(pid)
-            yield (pid, pid), seen
+            yield (pid, pid), raw
 
-    def _further_threads(self) -> Iterator[tuple[ThreadKey, ThreadStat | None]]:
+    def _further_threads(self) -> Iterator[tuple[ThreadKey, bytes]]:
         if self._threads is None and not self._processes:
             self._threads, self._threads_from = self._further(self._several), self._processes_from
         visited = 0
         for key in islice(self._threads or (), self._most_threads):
             visited += 1
-            yield key, self.stat(key)
+            yield key, self.raw_stat(key)
         if self._threads is not None and visited < self._most_threads:
             self._threads = None
             self.covered_from = self._threads_from if self._cut_in < self._threads_from else 0

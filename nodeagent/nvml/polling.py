@@ -18,7 +18,7 @@ from nodeagent.nvml.library import DriverGone
 from nodeagent.sensing.baselines import ForgetRequests, ForgottenBaselines
 from nodeagent.sensing.clock import Clock
 from nodeagent.sensing.progress import CallProgress
-from nodeagent.sensing.sensor import Unavailable
+from nodeagent.sensing.sensor import Omission, Unavailable
 from nodeagent.sensing.sweep import Periods
 
 ProbeRead = Callable[[GpuQuery, GpuHistory], Iterable[GpuReading]]
@@ -231,7 +231,7 @@ class NvmlPolling:
             remembered: The result of `remembered` before a restart; the sensor continues from it.
             expected: How many GPUs the node has; by default, the highest number ever seen.
             promised: True to report the GPUs as missing while the driver is unusable, because an operator has
-                set their number.
+                set their number. Without the library, it is not known how many are missing.
             forgets: Operators' requests to forget baselines; None for none.
         """
         self._driver = driver
@@ -245,6 +245,7 @@ class NvmlPolling:
         self._roster = GpuRoster(history, expected, self.progress)
         self._promised = promised
         self._session: NvmlSession | None = None
+        self._unread: DriverGone | None = None  # why the last read could not evaluate the GPUs
         self._begun_s = 0.0
         self._began = 0  # the number of the session that the roster's GPUs belong to
         self._forgotten = ForgottenBaselines(forgets, (remembered or {}).get("forgets_done"))
@@ -264,13 +265,15 @@ class NvmlPolling:
         try:
             for each in self._sweep():
                 seen.append(each)  # noqa: PERF402  # readings before an exception are kept
+            self._unread = None
         except DriverGone as gone:
             if self._session is not None:
                 self._driver.lose(self._session, gone)
             self.close()
             self._unless_no_gpus(gone)
             seen.append(self._observe("nvml", model.DRIVER, gone.state, text=str(gone)))
-            if self._promised:
+            self._unread = gone
+            if self._promised and gone.state != library.LIBRARY_MISSING:
                 text = f"0 of {self._roster.expected} GPUs: {gone}"
                 seen.append(self._observe("gpu_count", model.NODE, self._roster.expected, text=text))
         self._remembered = self._dump()
@@ -292,6 +295,14 @@ class NvmlPolling:
     def remembered(self) -> dict[str, Any]:
         """Return the state for the next `NvmlPolling`, as JSON. May be called from any thread."""
         return self._remembered
+
+    def left_out(self) -> tuple[Omission, ...]:
+        """Return the GPUs that the last read could not evaluate. May be called from any thread."""
+        if self._unread is None:
+            return ()
+        expected = self._roster.expected
+        which = f"none of the {expected} expected GPUs" if expected else "no GPU"
+        return (Omission("gpu_state", f"{which} could be evaluated: {self._unread}", is_open=True),)
 
     def _unless_no_gpus(self, gone: DriverGone) -> None:
         if not self._roster.expected and not inventory.gpus_on_bus(self._driver.sysfs):

@@ -65,13 +65,32 @@ def test_the_exit_code_is_the_worst_level(tmp_path: Path, fake: Fake) -> None:
 
 def test_missing_gpus_are_unhealthy_at_once_if_their_number_is_given(tmp_path: Path, fake: Fake) -> None:
     words = ("check", "--state-dir", str(tmp_path), "--for", "0.5s", "--kernel-log", "none", "--json")
-    for promised, there in (("8", None), ("8", fake)):
-        done = node(*words, "--gpus", promised, fake=there)
-        assert done.returncode == 2, done.stdout
-        found = json.loads(done.stdout)
-        [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] == "gpu_count"]
-        assert (finding["level"], finding["action"]) == ("unhealthy", "reboot_node")
+    done = node(*words, "--gpus", "8", fake=fake)
+    assert done.returncode == 2, done.stdout
+    found = json.loads(done.stdout)
+    [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] == "gpu_count"]
+    assert (finding["level"], finding["action"]) == ("unhealthy", "reboot_node")
     assert "gpu_count" not in node(*words, "--gpus", "2", fake=fake).stdout
+
+
+def test_without_a_driver_library_promised_gpus_are_not_evaluated_and_no_reboot_is_recommended(
+    tmp_path: Path,
+) -> None:
+    words = ("check", "--state-dir", str(tmp_path), "--for", "0.5", "--kernel-log", "none", "--gpus", "8")
+    done = node(*words, "--json")
+    assert done.returncode == 2, "an operator has promised GPUs, and no job could use them"
+    found = json.loads(done.stdout)
+    [finding] = [f for e in found["entities"] for f in e["findings"] if f["check"] in ("nvml", "gpu_count")]
+    assert (finding["check"], finding["level"], finding["action"]) == ("nvml", "unhealthy", "contact_support")
+    assert "install the NVIDIA driver" in finding["why"]
+    assert found["action"] == "contact_support"
+    [unread] = [each for each in found["undecided"] if each["check"] == "gpu_state"]
+    assert unread == {
+        "entity": "node",
+        "check": "gpu_state",
+        "why": "none of the 8 expected GPUs could be evaluated: nvmlInit: LIBRARY_NOT_FOUND",
+    }
+    assert "reboot" not in node(*words).stdout
 
 
 def test_missing_infiniband_ports_are_unhealthy_at_once_if_their_number_is_given(tmp_path: Path) -> None:

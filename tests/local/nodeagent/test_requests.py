@@ -49,14 +49,17 @@ def test_a_release_closes_nvml_until_it_ends_and_is_not_counted_as_clean(tmp_pat
         agent.end()
 
 
-def test_a_release_without_an_agent_holds_for_one_that_starts(tmp_path: Path, fake: Fake) -> None:
+def test_an_agent_does_not_obey_a_release_that_failed_because_none_was_running(
+    tmp_path: Path, fake: Fake
+) -> None:
     (tmp_path / "state").mkdir(mode=0o700)
     done = node("release", "--for", "10m", "--state-dir", str(tmp_path / "state"))
     assert (done.returncode, done.stdout) == (1, ""), "the agent that holds NVML may use another folder"
     assert "nothing was released: no agent is running on" in done.stderr
+    assert list((tmp_path / "state").iterdir()) == []
     with serving(tmp_path / "state", fake) as agent:
-        agent.until(lambda health: bool(health["released"]))
-        fake.until(lambda state: state.attached == 0)
+        health = agent.until(lambda health: bool(len(health["sensors"]) > 1 and health["sensors"][1]["sees"]))
+        assert health["released"] is None
         agent.end()
 
 

@@ -18,7 +18,9 @@ from nodeagent.agent.saved_state import SavedState
 from nodeagent.cli import assembly, commands, options
 from nodeagent.model import Level
 from nodeagent.policy.loading import shipped
+from nodeagent.sensing import clock as clocks
 from nodeagent.sensing import operator_requests
+from nodeagent.sensing.operator_requests import OperatorRequests
 from nodeagent.sensing.sensor import Unavailable
 
 PATIENCE_S = 20.0
@@ -207,6 +209,7 @@ def test_a_request_to_a_disk_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setattr(commands, "ASK_S", 0.5)
+    monkeypatch.setattr(claim, "is_owned", lambda _: True)
     asked = options.parse([*words, "--state-dir", str(tmp_path)])
     with (
         hanging(tmp_path / operator_requests.FILE),
@@ -223,7 +226,49 @@ def test_a_release_whose_acknowledgement_does_not_answer_is_not_waited_for(
     with hanging(tmp_path / operator_requests.CLOSED):
         asked = options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)])
         assert commands.release(asked) == commands.NOT_CLOSED
-    assert "has not closed NVML within 0.5 s" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "has not closed NVML within 0.5 s, and the request was withdrawn" in error
+    assert not _is_released(tmp_path), "a command that has failed leaves nothing in force"
+
+
+def _is_released(folder: Path) -> bool:
+    """Return True if an agent that starts on the folder now closes NVML for a release."""
+    clock = clocks.begin(None, 0.0)
+    requests = OperatorRequests(folder, clock)
+    requests.read_ahead()
+    return clock.now_s() < requests.released_until_s()
+
+
+def test_an_interrupted_release_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(claim, "is_owned", lambda _: True)
+    monkeypatch.setattr(commands, "_is_closed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        commands.release(options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)]))
+    assert not _is_released(tmp_path)
+
+
+def test_a_release_without_an_agent_fails_and_leaves_no_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)])
+    assert commands.release(asked) == commands.NOT_CLOSED
+    assert f"nothing was released: no agent is running on {tmp_path}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "an agent that starts later would close NVML"
+
+
+def test_the_end_of_a_release_is_recorded_for_an_agent_that_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator_requests.record_release(tmp_path, 600.0, "the agent ends during the release")
+    assert _is_released(tmp_path)
+    assert commands.release(options.parse(["release", "--end", "--state-dir", str(tmp_path)])) == 0
+    assert (
+        capsys.readouterr().out == f"ended: no agent is running on {tmp_path}; one that starts opens NVML\n"
+    )
+    assert not _is_released(tmp_path)
 
 
 class Watched(type(Path())):  # type: ignore[misc]

@@ -268,7 +268,7 @@ def test_threads_that_are_frozen_or_busy_with_a_disk_do_not_displace_a_stuck_one
 def test_the_number_of_threads_that_are_watched_is_bounded(tmp_path: Path) -> None:
     class Crowd(ThreadWalk):
         def asleep(self) -> list[tuple[ThreadKey, ThreadStat]]:
-            return [((pid, pid), ThreadStat("x", "D", 0, 1, 100)) for pid in range(10, 10 + 2 * MAX_SUSPECTS)]
+            return [((pid, pid), ThreadStat("x", "D", 0, 100)) for pid in range(10, 10 + 2 * MAX_SUSPECTS)]
 
     stuck = StuckThreads(str(tmp_path), Crowd(str(tmp_path)))
     procs = Procs(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host import stuck_threads
-from nodeagent.host.stuck_threads import ThreadKey, ThreadStat, ThreadWalk
+from nodeagent.host.stuck_threads import ThreadKey, ThreadWalk
 from tests.unit.nodeagent.host.procs import Procs
 
 
@@ -61,9 +61,9 @@ def test_every_thread_is_visited_on_a_node_with_more_processes_than_one_call_vis
     visited: dict[ThreadKey, list[int]] = {}
 
     class Recorded(ThreadWalk):
-        def stat(self, key: ThreadKey) -> ThreadStat:
+        def raw_stat(self, key: ThreadKey) -> bytes:
             visited.setdefault(key, []).append(self.calls)
-            return ThreadStat("x", "S", 0, 1 if key[0] in kernel else 64, 1)
+            return f"{key[1]} (x) S {'0 ' * 16}{1 if key[0] in kernel else 64} 0 1".encode()
 
     walk = Recorded("/P")
     for _ in range(100):

@@ -108,6 +108,32 @@ def test_a_sensor_with_a_rare_false_alarm_is_neither_taken_out_nor_an_alert() ->
     assert {"Taint", "Hold!"} & course(200.0, 4 * 3600.0, 3.0).keys() == set()
 
 
+def test_a_fault_that_flaps_counts_in_the_lemon_score_like_one_that_persists() -> None:
+    confirmed = {
+        "persists": alone(held_s=POLICY.confirm_alone_s),
+        "flaps": alone(held_s=20.0, recent_s=evidence.FLAPS * POLICY.confirm_alone_s),
+    }
+    histories = {kind: _after_two_incidents(found).history for kind, found in confirmed.items()}
+    assert [each.relapse for each in histories["flaps"]] == [False, True]
+    assert histories["flaps"] == histories["persists"]
+
+
+def _after_two_incidents(found: NodeFinding) -> NodeView:
+    """Return the node after the fault, its release, and the same fault some minutes later."""
+    node, now_s = bad("a", found), NOW_S
+    for _ in range(2):
+        view = PoolView(now_s, (replace(node, report=report(found)), well("b")))
+        node = applied(view, decide(view, POLICY), POLICY).nodes[0]
+        assert breaker.is_tainted(node)
+        now_s += 1.5 * POLICY.max_clean_s
+        calm = replace(node, report=report(clean_s=POLICY.max_clean_s, quiet_s=POLICY.max_clean_s))
+        view = PoolView(now_s, (calm, well("b")))
+        node = applied(view, decide(view, POLICY), POLICY).nodes[0]
+        assert not breaker.is_tainted(node)
+        now_s += 600.0
+    return node
+
+
 def test_a_taint_for_a_fault_that_flaps_names_it() -> None:
     node: NodeView = bad("a", alone(held_s=20.0, recent_s=2000.0))
     [taint] = [each for each in decide(pool(node), POLICY) if isinstance(each, Taint)]
