@@ -256,10 +256,23 @@ def event_finding(
     stands, until_s = standing(chains, marks, now_s, drivers_word, is_verdict, mixed, recurring)
     if stands is None:
         return None, until_s
+    if "" in variants and seen.get("") is not variants[""]:
+        stands = replace(stands, since_s=_first_report_s(stands.since_s, variants[""], marks))
     label = f"Xid {code}" if check == "xid" else f"SXid {code}" if check == "sxid" else ""
     why = stands.worst.why
     found = finding_of(stands, entity, check, f"{label}: {why}" if label else why, seen, variants)
     return replace(found, code=code if label else None), until_s
+
+
+def _first_report_s(since_s: float, plain: EventBursts, marks: EndMarks) -> float:
+    """Return when the event of `since_s` was first reported, perhaps without a variant.
+
+    `informative` omits such a report once the event is reported with a variant. The finding began with the
+    report, so it must not become younger.
+    """
+    ended_s = max((*marks.resets, *marks.boots, *marks.replaced, *marks.cleared, *marks.over), default=-inf)
+    from_s = max(since_s - SENSORS_APART_S, ended_s)
+    return min((first for first, _ in plain.moments if from_s <= first < since_s), default=since_s)
 
 
 def _of_several(meaning: Meaning) -> Meaning:

@@ -767,3 +767,21 @@ def test_a_check_that_cannot_be_judged_does_not_keep_the_agent_from_forgetting(
     assert "disk//old" not in made.entities
     assert any("ValueError: no bound" in each for each in made.problems.values())
     assert [event[1:3] for event in made.dump()["events"]] == [["xid", 79]]
+
+
+def test_a_fault_does_not_become_younger_when_its_details_arrive() -> None:
+    switch = "nvswitch/0000:05:00.0"
+    made = Evaluator(shipped(), 575)
+    [plain] = shown(Observation(100.0, "sxid", switch, "kmsg", 20034.0), now_s=101.0, made=made)
+    detailed = Observation(108.0, "sxid", switch, "kmsg", 20034.0, "fatal")
+    [found] = shown(detailed, now_s=109.0, made=made)
+    assert (found.lasting, found.since_s) == (True, plain.since_s)
+
+
+def test_a_report_from_before_a_reset_does_not_make_the_fault_after_it_older() -> None:
+    switch = "nvswitch/0000:05:00.0"
+    made = Evaluator(shipped(), 575)
+    made.add(Observation(100.0, "sxid", switch, "kmsg", 20034.0))
+    made.add(mark("boot", 104.0))
+    [found] = shown(Observation(108.0, "sxid", switch, "kmsg", 20034.0, "fatal"), now_s=109.0, made=made)
+    assert found.since_s == 108.0
