@@ -291,7 +291,7 @@ class _Reader:
             return "gpu"  # Accelerate then starts one process per GPU
         count = self._stated(total, "") if total else None
         if not (count and count.isdecimal() and machines.isdecimal() and int(machines)):
-            raise UnclearCommand(f"it is not known how many processes {program} starts: {_SET_NPROC}")
+            raise UnclearCommand(f"Holdfast cannot tell how many processes {program} starts: {_SET_NPROC}")
         if int(count) % int(machines) or int(count) < int(machines):
             raise UnclearCommand(f"{count} processes cannot be divided evenly among {machines} machines")
         return _checked(str(int(count) // int(machines)), program)

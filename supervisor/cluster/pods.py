@@ -300,7 +300,9 @@ def held_policy(settings: Mapping[str, str], members: int, nproc: int) -> Policy
             {f"{pod_layout.PREFIX}{name}": text for name, text in settings.items()}, members, nproc
         )
     except pod_settings.PodSettingsError as error:
-        log.warning("the settings in the resource are refused", extra={"error": str(error)})
+        log.warning(
+            "the settings in the Supervision are invalid, so the defaults apply", extra={"error": str(error)}
+        )
         return pod_policy({}, members, nproc)
 
 

@@ -209,7 +209,7 @@ def _lost(view: View, names: tuple[str, ...]) -> tuple[str, ...]:
 def _done(view: View, _action: Done, policy: Policy) -> JobState:
     """Return the state of a run that has ended.
 
-    On a cluster, its last sentence lists members that still run.
+    On a cluster, its last sentence lists the members that are still running.
     """
     left = closing.unended(view, policy) if policy.members_created_externally else ()
     why = f"{view.memory.why}; {closing.unended_in_words(left)}" if left else view.memory.why

@@ -146,9 +146,9 @@ class LateChanges:
         if not self._has_warned and (own or shared) is not None:
             self._has_warned = True
             self._rank.warn_once(
-                f"{own or shared} after the commit of step {since.step} and before the next step. Move this"
-                " change to the start of the next step, before optimizer.step() (a scheduler: after it and"
-                " before commit()), or a fault or a stop there may lose it"
+                f"{own or shared} after the commit of step {since.step} and before the next step. A fault or"
+                " a stop at that moment may lose this change: make it at the start of the next step, before"
+                " optimizer.step(), or, if it is a scheduler's, between optimizer.step() and commit()"
             )
 
     def _warn_of_private_part(self) -> None:

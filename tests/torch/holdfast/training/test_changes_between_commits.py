@@ -177,7 +177,7 @@ def test_a_schedule_that_steps_after_the_commit_is_warned_of(
         script.scheduler.step()
     told: list[Any] = capsys.readouterr().err.splitlines()
     assert "scheduler was changed after the commit of step 1 and before the next step" in told[0]
-    assert "Move this change to the start of the next step, before optimizer.step()" in told[0]
+    assert "make it at the start of the next step, before optimizer.step()" in told[0]
     assert len(told) == 1
 
 

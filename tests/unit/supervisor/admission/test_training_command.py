@@ -479,7 +479,8 @@ _LONG = "9" * 5_000  # more digits than Python converts
     ],
 )
 def test_a_number_of_too_many_digits_is_not_known(line: str) -> None:
-    assert "not known" in why(words(line), {"LONG": _LONG, "DIGITS": "9" * 200})
+    found = why(words(line), {"LONG": _LONG, "DIGITS": "9" * 200})
+    assert "not known" in found or "cannot tell how many processes" in found
 
 
 def test_a_number_of_pods_with_too_many_digits_is_not_known() -> None:
