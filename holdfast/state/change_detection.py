@@ -6,7 +6,7 @@ all without calling Holdfast. So each commit takes a footprint of the state, at 
 The state is compared with the footprint before and after each copy. The footprint consists of:
 
 - the version counters of all parameters and all tensors in the optimizers' states;
-- the addresses of some of these tensors, and a few words of their content;
+- the addresses of all trained parameters and of some other tensors, and a few words of the content of some;
 - the options of the optimizers;
 - the state_dict of other objects.
 
@@ -34,7 +34,7 @@ from holdfast.state.torch_hooks import is_optimizer
 if TYPE_CHECKING:
     import torch
 
-SAMPLED = 16  # the number of tensors of each kind (trained, frozen) whose address and content are compared
+SAMPLED = 16  # the number of tensors of each kind (trained, frozen) whose content is compared
 FEW = 32  # a state_dict that creates more tensor objects than this is not called for each comparison
 WORDS = 32  # at least this many words are compared, if the sampled tensors are large enough
 
@@ -51,8 +51,8 @@ class _Walk:
     names: list[str]
     tensors: list[torch.Tensor]
     places: list[int]
-    sampled: list[torch.Tensor]
-    sampled_places: list[int]
+    watched: list[torch.Tensor]  # each commit compares their addresses: all trained ones, some frozen ones
+    watched_places: list[int]
     held: list[torch.Tensor]  # keeps the memory of `words` alive
     words: list[Any]
     # The optimizers, and which of the states in each optimizer's table are compared. A lookup by parameter
@@ -140,7 +140,7 @@ class ChangeDetector:
             if walk:
                 walk, self._walked_states = not self._is_current(known), states
             else:
-                walk = _places(known.sampled) != known.sampled_places
+                walk = _places(known.watched) != known.watched_places
                 walk = walk or self._replaced_tensors(states, step)
         if known is None or states is None or walk:
             with torch.no_grad():
@@ -189,7 +189,7 @@ class ChangeDetector:
         walk = since.walk
         if (what := self.first_write(since)) is not None:
             return what
-        if _places(walk.sampled) != walk.sampled_places:
+        if _places(walk.watched) != walk.watched_places:
             return "parameters were replaced"
         return self._contents_differ(since)
 
@@ -284,9 +284,10 @@ class ChangeDetector:
             for top in self._optimizers
             for each in (top, *capture.wrapped_optimizers(top).values())
         ]
-        sampled = [*_sample(trained, SAMPLED), *_sample(frozen, SAMPLED)]
+        frozen = _sample(frozen, SAMPLED)
+        watched = [*trained, *frozen]
         others = [] if self._loose else _sample([t for _, t in named[len(parameters) :]], SAMPLED)
-        held = [tensor.detach() for tensor in (*sampled, *others)]
+        held = [tensor.detach() for tensor in (*_sample(trained, SAMPLED), *frozen, *others)]
         each_has = max(1, WORDS // max(1, len(held)))
         words = [
             word for tensor in held if not self._elsewhere(tensor) for word in _word_views(tensor, each_has)
@@ -298,13 +299,13 @@ class ChangeDetector:
         listed = set(map(id, tensors))
         has_states = all(id(each) in listed for each in _tensors_and_rest(kept)[0])
         form = self._form()
-        places_sampled = _places(sampled)
+        watched_places = _places(watched)
         return _Walk(
             names,
             tensors,
             places,
-            sampled,
-            places_sampled,
+            watched,
+            watched_places,
             held,
             words,
             kept,

@@ -194,6 +194,7 @@ class State:
         is_adapted = not self._has_begun and self._adapt()
         self._has_begun = True
         self._rank.aim(count)
+        training.goal = count
         if protection is not None:
             protection.before_loop(
                 training.done, has_consulted=has_consulted or is_adapted, is_adapted=is_adapted

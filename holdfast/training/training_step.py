@@ -83,6 +83,7 @@ class TrainingStep:
     ) -> None:
         self.protection, self.order = protection, CallOrder()
         self.done = 0  # the number of steps that the state contains
+        self.goal = 0  # the number of steps at the end of the current loop; 0 before the first loop
         self.has_consulted = False  # the script may have read `step`, so its work may depend on that number
         self.in_tail = False  # the script is between a commit and the next step
         self.in_pause = False  # the script is in a pause that did not begin during an optimizer's writes
@@ -252,8 +253,11 @@ class TrainingStep:
         self._host_is_ahead = self._device.queues and not numbers.waited
 
     def _record_footprint(self) -> None:
-        if self.protection is not None:
-            self.protection.committed.record(self.done)
+        if self.protection is None:
+            return
+        if self.done == self.goal:  # the last checkpoint needs a copy of this step, and no later commit helps
+            self.protection.committed.search_parameters()
+        self.protection.committed.record(self.done)
 
     def _take_due_snapshot(self) -> None:
         if self.protection is not None:

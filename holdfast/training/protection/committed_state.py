@@ -12,6 +12,9 @@ from holdfast.state.change_detection import ChangeDetector, Footprint
 from holdfast.state.device import Device
 from holdfast.training.protection.device_copy import HostPart, TensorSplit
 
+# Each commit notices if a trained parameter was moved, but only a search finds all other replaced tensors.
+# Until then no copy is possible, because a tensor may have been replaced after the commit.
+SEARCH_EVERY = 16  # steps
 LOOK_CLOSELY = 4  # up to this many steps into a generation, the search for changes is more thorough
 
 
@@ -63,8 +66,8 @@ class CommittedState:
 
     def record(self, step: int) -> None:
         """Take the footprint of the state of `step`, with which later copies are compared."""
-        self.footprint = self.footprints.footprint(step, self._searches)
-        self._searches = False
+        searches, self._searches = self._searches or step % SEARCH_EVERY == 0, False
+        self.footprint = self.footprints.footprint(step, searches)
         for name in self.footprints.unseen:
             self._warn(
                 f"the state_dict() of {name} returns copies of its tensors, so Holdfast cannot detect a"
@@ -75,7 +78,10 @@ class CommittedState:
         """Describe what has changed in the state since its commit; return None if nothing has changed."""
         since = since or self.footprint
         what = None if since is None else self.footprints.first_change(since)
-        return None if what is None or since is None else f"{what} after the commit of step {since.step}"
+        if what is None or since is None:
+            return None
+        self._searches = True  # a tensor that an earlier step has replaced then prevents no further copy
+        return f"{what} after the commit of step {since.step}"
 
     def is_as_committed(self, part: HostPart) -> bool:
         """Return True if the host's objects have not changed since the commit. `part` is a copy of them."""
