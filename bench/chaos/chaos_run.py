@@ -108,6 +108,8 @@ class ChaosRun:
             self._until(lambda: not self._unfinished(), SUCCEEDED_S)
         for each in self._jobs.values():
             result = each.result()
+            if each.digests is None and not self._outcome.problem:
+                self._outcome.evidence.append(self._cluster.report(each.training.namespace))
             if each.job.stored:
                 with tempfile.TemporaryDirectory() as local:
                     checked = checked_checkpoints(each.job, credentials(self._storage.url), Path(local))
@@ -145,7 +147,7 @@ class ChaosRun:
         signs: dict[FaultSign, set[str]] = {}
         try:
             struck = self._injector.strike(planned.kind, planned.job, planned.rank)
-            found.node, found.counted = struck.node, struck.counted
+            found.node, found.counted, found.detail = struck.node, struck.counted, struck.detail
             signs.setdefault(planned.fault.sign, set()).update(struck.jobs)
             if planned.second:
                 time.sleep(planned.second_s)
