@@ -59,7 +59,7 @@ def test_only_a_nan_may_cost_more_than_a_step() -> None:
 
 def test_no_fault_counts_as_a_failure_of_a_job_whose_pods_are_never_restarted() -> None:
     counted = {name for name, each in CHAOS_FAULTS.items() if each.owners != ALL}
-    assert counted == {"launcher", "delete"}
+    assert counted == {"launcher", "delete", "evict-missed"}
     assert all(CHAOS_FAULTS[name].owners == RESTARTED for name in counted)
 
 
