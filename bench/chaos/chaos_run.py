@@ -131,8 +131,9 @@ class ChaosRun:
             return
         try:
             self._outlast(found, signs, since, restarts)
-            limit_s = max(found.planned.fault.calm_s, JOB_BACKOFF_S)  # the next pod may be the standby
-            self._until_back(self._looked(), limit_s, whole=True)
+            ended, calm_s = self._looked(), found.planned.fault.calm_s
+            self._until_back(ended, calm_s, whole=False)
+            self._until_back(ended, calm_s + JOB_BACKOFF_S, whole=True)  # a Job's next pod may be the standby
         except NotBack as error:
             found.outcome, found.detail = "stuck", str(error)
         found.calm_after_s = round(time.monotonic() - began_s, 2)

@@ -28,8 +28,9 @@ ALL: frozenset[JobKind] = frozenset({"Job", "PyTorchJob", "StatefulSet"})
 # deleted without being evicted, as a failure. Holdfast cannot prevent that.
 RESTARTED: frozenset[JobKind] = frozenset({"PyTorchJob", "StatefulSet"})
 
-# If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod.
-JOB_BACKOFF_S = 660.0
+# If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod. After
+# that, the pod needs as long to become warm as after any other fault.
+JOB_BACKOFF_S = 600.0
 ONE_STEP = 1
 ANY: None = None  # a NaN may spoil the state, so the steps since the last snapshot may be lost
 
