@@ -108,6 +108,8 @@ class ChaosRun:
             self._until(lambda: not self._unfinished(), SUCCEEDED_S)
         for each in self._jobs.values():
             result = each.result()
+            if each.digests is None and not self._outcome.problem:
+                self._outcome.evidence.append(self._cluster.report(each.training.namespace))
             if each.job.stored:
                 with tempfile.TemporaryDirectory() as local:
                     checked = checked_checkpoints(each.job, credentials(self._storage.url), Path(local))
@@ -129,8 +131,9 @@ class ChaosRun:
             return
         try:
             self._outlast(found, signs, since, restarts)
-            limit_s = max(found.planned.fault.calm_s, JOB_BACKOFF_S)  # the next pod may be the standby
-            self._until_back(self._looked(), limit_s, whole=True)
+            ended, calm_s = self._looked(), found.planned.fault.calm_s
+            self._until_back(ended, calm_s, whole=False)
+            self._until_back(ended, calm_s + JOB_BACKOFF_S, whole=True)  # a Job's next pod may be the standby
         except NotBack as error:
             found.outcome, found.detail = "stuck", str(error)
         found.calm_after_s = round(time.monotonic() - began_s, 2)
@@ -145,7 +148,7 @@ class ChaosRun:
         signs: dict[FaultSign, set[str]] = {}
         try:
             struck = self._injector.strike(planned.kind, planned.job, planned.rank)
-            found.node, found.counted = struck.node, struck.counted
+            found.node, found.counted, found.detail = struck.node, struck.counted, struck.detail
             signs.setdefault(planned.fault.sign, set()).update(struck.jobs)
             if planned.second:
                 time.sleep(planned.second_s)

@@ -73,7 +73,7 @@ def _planned(
     gap_s, lasts_s = chance.expovariate(1 / GAP_S), chance.uniform(*fault.lasts_s)
     job = chance.choice(_suitable(fault, jobs))
     rank = chance.randrange(job.members)
-    has_target = fault.place in ("rank", "sidecar", "launcher", "pod", "node")
+    has_target = fault.strikes_one_job
     planned = PlannedFault(
         number,
         kind,

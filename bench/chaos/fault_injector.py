@@ -6,27 +6,34 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bench.chaos import fault_table
 from bench.chaos.chaos_schedule import PlannedFault
-from bench.chaos.fault_table import CHAOS_FAULTS, FaultPlace
+from bench.chaos.fault_table import ALL, CHAOS_FAULTS, FaultPlace
 from bench.chaos.job_condition import survives_without
 from bench.chaos.repairs import DueRepairs
 from bench.chaos.watched_job import WatchedJob
 from holdfast.errors import BadInput
+from supervisor.admission import pod_layout
 from supervisor.cli.command_options import ClusterOptions
 from supervisor.cli.on_cluster import control
 from supervisor.cli.on_cluster.connection import connected
 from supervisor.cli.on_cluster.job_source import NamedJob
+from tests.cluster.apparatus.absent_webhook import is_away
 from tests.cluster.apparatus.kubernetes_cluster import READY_S, SYSTEM, WEBHOOK, ClusterUnderTest, leader
 from tests.cluster.apparatus.node_processes import NodeProcesses
 from tests.cluster.apparatus.training_job import container_id
 from tests.s3server.server import ObjectServer, Refusal
 
 COMMAND_S = 120.0  # for a command that kills, cuts, starts or heals a node
+# Until the owner creates a pod in place of an evicted one. A Job whose pods have often been evicted takes
+# longer, and the webhook should not be away for that long.
+SUCCESSOR_S = 60.0
+POLL_S = 0.5
 DRAIN_S = 90.0  # for all pods of a node to end; each may take its whole grace period
 NAME = "gpt"  # the name of each example's Supervision
 SIDECAR = "holdfast-sidecar"
@@ -48,6 +55,16 @@ def pods_that_stay(listed: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def missed_pods(listed: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the pods that an owner has created and that the webhook has missed."""
+    return [
+        str(each["metadata"]["name"])
+        for each in listed
+        if pod_layout.INJECTED not in (each["metadata"].get("annotations") or {})
+        and any(owner["kind"] in ALL for owner in each["metadata"].get("ownerReferences") or ())
+    ]
+
+
 class WouldNotSurvive(Exception):
     """A job would lose all of its members. The message says which."""
 
@@ -60,11 +77,13 @@ class StruckTarget:
         jobs: The jobs that it struck, which must notice it.
         node: The node, if it struck a whole one.
         counted: The job of each pod that its owner may count as failed.
+        detail: What did not happen as planned, for the report.
     """
 
     jobs: frozenset[str]
     node: str = ""
     counted: tuple[str, ...] = ()
+    detail: str = ""
 
 
 class FaultInjector:
@@ -107,6 +126,8 @@ class FaultInjector:
         place = CHAOS_FAULTS[kind].place
         if place == "node":
             return self._strike_node(kind, job, rank)
+        if place == "missed pod":
+            return self._evict_missed(kind, job, rank)
         self._strikes[place](kind, job, rank)
         return StruckTarget(frozenset({job} if job else self._jobs))
 
@@ -145,6 +166,19 @@ class FaultInjector:
         training = self._jobs[job].training
         there = ("-n", training.namespace, "--wait=false")
         self._cluster.kubectl("delete", "pod", training.rank_pod(rank), *there)
+
+    def _evict_missed(self, kind: str, job: str, rank: int) -> StruckTarget:
+        """Evict a pod while the webhook is away, and wait until its owner has created the next one."""
+        training = self._jobs[job].training
+        self._remove_webhook(kind, job, rank)
+        self._cluster.until(lambda: is_away(self._cluster), "the webhook is away", SYSTEM, READY_S)
+        self._drill("member", job, rank)
+        deadline_s = time.monotonic() + SUCCESSOR_S
+        while not missed_pods(training.pods()):
+            if time.monotonic() > deadline_s:
+                return StruckTarget(frozenset({job}), detail="the webhook missed no pod")
+            time.sleep(POLL_S)
+        return StruckTarget(frozenset({job}))
 
     # -- the supervisor
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from holdfast.protocol.drills import DRILLS
 
 FaultPlace: TypeAlias = Literal[
-    "rank", "sidecar", "launcher", "pod", "leader", "node", "api", "webhook", "storage"
+    "rank", "sidecar", "launcher", "pod", "missed pod", "leader", "node", "api", "webhook", "storage"
 ]
 JobKind: TypeAlias = Literal["Job", "PyTorchJob", "StatefulSet"]
 
@@ -28,8 +28,9 @@ ALL: frozenset[JobKind] = frozenset({"Job", "PyTorchJob", "StatefulSet"})
 # deleted without being evicted, as a failure. Holdfast cannot prevent that.
 RESTARTED: frozenset[JobKind] = frozenset({"PyTorchJob", "StatefulSet"})
 
-# If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod.
-JOB_BACKOFF_S = 660.0
+# If a Job's pods have often been evicted, Kubernetes takes up to 10 minutes to create its next pod. After
+# that, the pod needs as long to become warm as after any other fault.
+JOB_BACKOFF_S = 600.0
 ONE_STEP = 1
 ANY: None = None  # a NaN may spoil the state, so the steps since the last snapshot may be lost
 
@@ -73,6 +74,11 @@ class ChaosFault:
         """True if only processes in a pod end, so that another fault may hit another job at the same time."""
         return self.place in ("rank", "sidecar")
 
+    @property
+    def strikes_one_job(self) -> bool:
+        """True if the schedule chooses a rank of a job; a fault of a node strikes the node of that rank."""
+        return self.place in ("rank", "sidecar", "launcher", "pod", "missed pod", "node")
+
 
 def _of_drills() -> list[ChaosFault]:
     """Return the drills that a rank or its launcher executes."""
@@ -115,6 +121,12 @@ _ROWS = (
         "api-stop", "api", "the API server does not answer", 150, (10, 30), needs=(STOP_API, CONT_API)
     ),
     ChaosFault("webhook-away", "webhook", "no replica of the webhook runs", 180, (5, 15)),
+    # The owner's next pod starts without Holdfast. The supervisor evicts it once the webhook works again.
+    # Until then, the script fails, because its image does not contain Holdfast. A Job counts this failure.
+    ChaosFault(
+        "evict-missed", "missed pod", "the pod of a rank is evicted while no replica of the webhook runs",
+        300, (5, 15), owners=RESTARTED, trains_meanwhile=True,
+    ),
     ChaosFault("storage-refuses", "storage", "the object storage refuses all requests", 120, (5, 20)),
 )  # fmt: skip
 CHAOS_FAULTS: Mapping[str, ChaosFault] = MappingProxyType({each.name: each for each in _ROWS})
@@ -127,6 +139,7 @@ SIGNS: Mapping[FaultPlace, FaultSign] = MappingProxyType(
         "rank": "incident",
         "launcher": "incident",
         "pod": "incident",
+        "missed pod": "incident",
         "node": "incident",
         "sidecar": "restart",
         "leader": "epoch",

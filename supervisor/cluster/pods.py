@@ -177,7 +177,9 @@ class PodBackend:
         """Have the pods of the members in `discard` replaced, unless their containers are being restarted.
 
         A pod whose sidecar and launcher respond is not replaced, because it may hold the only copy of the
-        state. Instead, it becomes another member, as after a restart of its container. While evictions are
+        state. Instead, it becomes another member, as after a restart of its container. If the pod is being
+        deleted, the member is dismissed, because the pod's successor may be waiting for its name, and the
+        launcher would wait for an order until shortly before the kubelet ends it. While evictions are
         `blocked`, the time before an eviction does not elapse, so that members can reconnect afterwards.
         `count` has no effect, because the owner of the pods determines their number.
         """
@@ -187,7 +189,9 @@ class PodBackend:
             if pod is None:
                 continue
             since_s = self._lost.setdefault(member, self.now_s())
-            if pod.is_running and not pod.is_leaving and self.responds(member):
+            if pod.is_leaving:  # its ranks may still run, for example if the member was cut off
+                self.dismiss(member)
+            elif pod.is_running and self.responds(member):
                 if self.now_s() - since_s >= REVIVE_S:
                     self._revived[pod.uid] = self._revived.get(pod.uid, 0) + 1
                     self.update(
@@ -208,8 +212,7 @@ class PodBackend:
     def end_member(self, member: str) -> None:
         """Record that `member` is lost. Its pod is evicted later, unless its container is restarted.
 
-        If the pod is being deleted, dismiss the member immediately, because the pod's successor may be
-        waiting for its name.
+        If the pod is being deleted, dismiss the member immediately, as `want` does if that begins later.
         """
         self._lost.setdefault(member, self.now_s())
         if any(pod.member == member and pod.is_ending for pod in self.pods.values()):

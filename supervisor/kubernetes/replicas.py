@@ -227,6 +227,8 @@ class Replicas:
 async def _answers(address: str, port: int, until_s: float) -> bool | None:
     """Return whether the host answers an attempt to connect to a port; None if this is unknown."""
     connecting = asyncio.ensure_future(asyncio.open_connection(address, port))
+    # If the caller is cancelled, nobody else looks at the error, and asyncio would log it.
+    connecting.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     try:
         await asyncio.wait({connecting}, timeout=max(0.0, until_s - time.monotonic()))
     finally:

@@ -23,6 +23,7 @@ from supervisor.cli.command_options import RunOptions
 from supervisor.cli.option_table import COMMANDS
 from supervisor.cluster.adoption.pod_facts import MAX_MEMBERS
 from supervisor.cluster.adoption.workload_kinds import shipped
+from supervisor.cluster.pods import MEMBER_TIMEOUT_S
 from supervisor.decision.transition import TRANSITIONS, mermaid
 from supervisor.fault_kinds import FAULT_KINDS
 from supervisor.observability import incident_record
@@ -30,6 +31,7 @@ from supervisor.observability import status as records
 from supervisor.observability.bookkeeping import Bookkeeping
 from supervisor.observability.ledger import Bucket
 from supervisor.observability.metrics import METRICS
+from supervisor.options.value_types import span
 from supervisor.view.model import PHASES, Dismiss, JobState, Look, OpenIncident, View
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +234,8 @@ def test_the_page_on_kubernetes_lists_each_annotation_with_what_it_accepts_and_m
         accepts = (value.accepts or value.expected) if value is not None else '"true" or "false"'
         expected[key] = f"{accepts} | {option.help}"
     assert found == expected
+    row = next(line for line in page.splitlines() if line.startswith("| `holdfast.dev/member-timeout`"))
+    assert row.endswith(f"| {span(MEMBER_TIMEOUT_S)} |"), "it is longer than that of a run on one machine"
     assert f"up to {MAX_MEMBERS:,} members and up to {MAX_JOB_RANKS:,} ranks in all" in page
 
 

@@ -56,7 +56,7 @@ def plan(
         standbys: The number of standbys that the user requests.
         may_create: True while the job trains, because only then is a standby useful, and only then is there a
             pod to copy.
-        over_s: How long ago the job ended; None while it has not ended.
+        over_s: How long ago the job ended, or 0 while it ends; None before that.
         unplaced_s: How long each standby without a node has been without one, by uid.
         kept_out: The name of a pod of the owner that has had no node for `START_S`, because pods such as the
             standbys are in its way; "" if there is none.
@@ -96,11 +96,12 @@ def _is_over(standby: PodMember, has_ranks: bool, over_s: float) -> bool:
     """Return True if a standby of a job that has ended is no longer needed.
 
     A standby that trained at the end is kept, like the owner's pods, because its log may be all that is left
-    of the run. It is deleted together with the Supervision.
+    of the run. It is deleted together with the Supervision. Its pod ends some seconds after its ranks, when
+    the sidecar has ended, so until then, its container does not run although the pod has not ended.
     """
-    if standby.has_ended:
-        return not has_ranks
-    return not standby.is_running or over_s >= END_S
+    if has_ranks:
+        return not standby.has_ended and over_s >= END_S
+    return standby.has_ended or not standby.is_running or over_s >= END_S
 
 
 def _free_numbers(ours: Sequence[PodMember], count: int) -> tuple[int, ...]:

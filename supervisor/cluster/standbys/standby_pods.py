@@ -82,7 +82,7 @@ class StandbyPods:
         """
         self._server, self._namespace = server, namespace
         self._needs, self._term_left_s, self._report = needs, term_left_s, report
-        self._over_since_s: float | None = None
+        self._ended_s: float | None = None  # when the job ended
         self._touched: dict[object, float] = {}  # until when each recent request counts, by number or uid
         self._failures = 0
         self._resume_s = 0.0  # no creation before this time
@@ -206,11 +206,12 @@ class StandbyPods:
 
     def _plan(self, needs: StandbyNeeds, now_s: float) -> StandbyPlan:
         memory = needs.memory
-        is_over = memory.phase in ENDING_PHASES
-        if not is_over:
-            self._over_since_s = None
-        elif self._over_since_s is None:
-            self._over_since_s = now_s
+        if memory.phase != "ended":
+            self._ended_s = None
+        elif self._ended_s is None:
+            self._ended_s = now_s
+        # The last checkpoint may take minutes, and a standby with ranks may be what writes it.
+        over_s = 0.0 if self._ended_s is None else now_s - self._ended_s
         unplaced = [each.uid for each in needs.pods if not each.node]
         self._unplaced_s = {uid: self._unplaced_s.get(uid, now_s) for uid in unplaced}
         found = plan(
@@ -219,7 +220,7 @@ class StandbyPods:
             needs.policy.members,
             needs.policy.standby,
             may_create=_is_calm(memory),
-            over_s=None if self._over_since_s is None else now_s - self._over_since_s,
+            over_s=over_s if memory.phase in ENDING_PHASES else None,
             unplaced_s={uid: now_s - since_s for uid, since_s in self._unplaced_s.items()},
             kept_out=self._kept_out(needs.pods, now_s),
         )

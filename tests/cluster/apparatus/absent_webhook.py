@@ -15,14 +15,14 @@ def absent_webhook(cluster: ClusterUnderTest) -> Iterator[None]:
     replicas = cluster.kubectl("get", *there, "-o", "jsonpath={.spec.replicas}")
     cluster.kubectl("scale", *there, "--replicas=0")
     try:
-        cluster.until(lambda: _has_no_webhook(cluster), "the webhook is away", SYSTEM, READY_S)
+        cluster.until(lambda: is_away(cluster), "the webhook is away", SYSTEM, READY_S)
         yield
     finally:
         cluster.kubectl("scale", *there, f"--replicas={replicas}")
         cluster.kubectl("rollout", "status", *there, limit_s=READY_S)
 
 
-def _has_no_webhook(cluster: ClusterUnderTest) -> bool | None:
+def is_away(cluster: ClusterUnderTest) -> bool | None:
     """Return True once the API server has no address left to send a pod to."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
     found = cluster.read(f"{path}?labelSelector=kubernetes.io/service-name={WEBHOOK}")["items"]

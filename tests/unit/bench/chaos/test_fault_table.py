@@ -13,7 +13,7 @@ def test_every_drill_of_a_rank_and_every_fault_of_both_lists_is_in_the_table() -
     ranks = {name for name, each in DRILLS.items() if each.executor in ("rank", "launcher")}
     others = {
         *("sidecar", "launcher", "evict", "delete", "leader-kill", "leader-freeze", "leader-delete", "drain"),
-        *("node-kill", "node-cut", "api-stop", "webhook-away", "storage-refuses"),
+        *("node-kill", "node-cut", "api-stop", "webhook-away", "evict-missed", "storage-refuses"),
     }
     assert set(CHAOS_FAULTS) == ranks | others
 
@@ -39,15 +39,16 @@ def test_both_missing_commands_are_named() -> None:
 def test_a_fault_that_lasts_is_one_that_can_be_ended() -> None:
     lasting = {name for name, each in CHAOS_FAULTS.items() if each.lasts_s[1]}
     assert lasting == {
-        *("leader-freeze", "drain", "node-kill", "node-cut", "api-stop", "webhook-away", "storage-refuses"),
+        *("leader-freeze", "drain", "node-kill", "node-cut", "api-stop", "webhook-away", "evict-missed"),
+        "storage-refuses",
     }
     assert all(low <= high < each.calm_s for each in CHAOS_FAULTS.values() for low, high in [each.lasts_s])
 
 
 def test_a_fault_that_ends_processes_has_a_sign_and_what_all_jobs_use_has_none() -> None:
-    assert {each.sign for each in CHAOS_FAULTS.values() if each.place in ("rank", "pod", "node")} == {
-        "incident"
-    }
+    assert {
+        each.sign for each in CHAOS_FAULTS.values() if each.place in ("rank", "pod", "missed pod", "node")
+    } == {"incident"}
     silent = {name for name, each in CHAOS_FAULTS.items() if not each.sign}
     assert silent == {"leader-freeze", "api-stop", "webhook-away", "storage-refuses"}
 
@@ -58,7 +59,7 @@ def test_only_a_nan_may_cost_more_than_a_step() -> None:
 
 def test_no_fault_counts_as_a_failure_of_a_job_whose_pods_are_never_restarted() -> None:
     counted = {name for name, each in CHAOS_FAULTS.items() if each.owners != ALL}
-    assert counted == {"launcher", "delete"}
+    assert counted == {"launcher", "delete", "evict-missed"}
     assert all(CHAOS_FAULTS[name].owners == RESTARTED for name in counted)
 
 

@@ -287,6 +287,22 @@ def test_a_leaving_pod_is_ordered_to_end_its_ranks_and_others_are_not() -> None:
     assert there.dismissed == [leave.member]
 
 
+def test_a_lost_member_whose_pod_is_evicted_later_is_ordered_to_end_and_evicted_only_once() -> None:
+    """It was cut off, so its ranks still run. Its launcher would wait for an order as long as the pod may."""
+    there = Cluster()
+    lost, other = running(0), running(1)
+    there.backend.update([lost, other])
+    there.backend.end_member(lost.member)
+    there.now_s += RESTART_S
+    there.backend.want(2, (lost.member,))
+    assert (there.deleted, there.dismissed) == ([lost.member], [])
+    there.backend.update([replace(lost, is_leaving=True), other])
+    there.responding.add(lost.member)
+    there.now_s += RESTART_S
+    there.backend.want(2, (lost.member,))
+    assert (there.deleted, there.dismissed) == ([lost.member], [lost.member])
+
+
 def test_an_unknown_or_missing_member_deletes_nothing() -> None:
     there = Cluster()
     there.backend.update([running(0)])

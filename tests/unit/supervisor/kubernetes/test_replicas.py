@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -155,6 +156,31 @@ async def test_a_host_that_drops_all_packets_does_not_answer() -> None:
         with dropping() as first, dropping() as second:
             asking._port, asking._unused_port = first, second
             assert await asking.answers("s-2_1", 0.1) is False
+
+
+async def test_a_probe_that_is_cancelled_as_it_fails_leaves_no_unread_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = asyncio.Event()
+
+    async def refused(*_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionRefusedError from None
+
+    monkeypatch.setattr(asyncio, "open_connection", refused)
+    unread: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    probing = asyncio.create_task(_answers("10.0.0.1", 9, time.monotonic() + 60.0))
+    await begun.wait()
+    probing.cancel()
+    await asyncio.wait({probing})
+    assert probing.cancelled()
+    del probing
+    gc.collect()
+    assert unread == []
 
 
 async def test_a_stopped_process_whose_queue_is_full_still_has_a_host_that_answers() -> None:

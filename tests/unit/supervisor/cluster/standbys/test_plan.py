@@ -108,11 +108,22 @@ def test_an_idle_standby_goes_when_the_job_has_ended(
     assert found.create == ()
 
 
-def test_the_log_of_a_standby_that_trained_until_the_end_is_kept() -> None:
-    took_over = standby(1, has_ended=True)
+@pytest.mark.parametrize(
+    ("took_over", "over_s", "is_deleted"),
+    [
+        (standby(1), 0.0, False),
+        (standby(1, is_running=False), 0.0, False),  # its sidecar has not ended yet
+        (standby(1, has_ended=True), END_S, False),
+        (standby(1, is_running=False), END_S, True),  # its node is lost
+        (standby(1), END_S, True),
+    ],
+)
+def test_a_standby_that_trained_until_the_end_is_kept_with_its_log_once_it_has_ended(
+    took_over: PodMember, over_s: float, is_deleted: bool
+) -> None:
     placement = ["gpt-0.uid", took_over.member]
-    found = plan((owners(0), took_over), placement, 2, 1, may_create=False, over_s=END_S)
-    assert found == StandbyPlan()
+    found = plan((owners(0), took_over), placement, 2, 1, may_create=False, over_s=over_s)
+    assert [pod for pod, _ in found.delete] == ([took_over] if is_deleted else [])
 
 
 _STATE = st.sampled_from(({}, {"is_leaving": True}, {"has_ended": True}, {"is_running": False}))

@@ -15,7 +15,7 @@ from supervisor.cluster.departures.announced import AnnouncedDepartures
 from supervisor.cluster.pods import PodMember, pod_policy, read_pod
 from supervisor.cluster.standbys import standby_pods
 from supervisor.cluster.standbys.node_fit import read_pod_needs
-from supervisor.cluster.standbys.plan import PLACE_S
+from supervisor.cluster.standbys.plan import END_S, PLACE_S
 from supervisor.cluster.standbys.standby_pods import (
     IDLE_POLL_S,
     POLL_S,
@@ -204,6 +204,21 @@ async def test_an_idle_standby_yields_and_none_is_created_for_a_while() -> None:
         )
         assert "yielded to pod team/w" in there.pods.shown()["problem"]
         assert not await idle.give_way(read_pod_needs(pod("w", "3")), "cpu"), "it is gone already"
+
+
+async def test_a_standby_that_trained_is_not_deleted_while_the_last_checkpoint_is_saved() -> None:
+    async with place() as there:
+        await there.round(0.0)
+        there.run("n3")
+        active = next(each.member for each in there.members() if each.is_standby)
+        saving = replace(there.memory, phase="saving", placement=(there.memory.placement[0], active))
+        stopping, ended = replace(saving, phase="stopping"), replace(saving, phase="ended")
+        for number, there.memory in enumerate((saving, stopping, ended)):
+            await there.round(2 * number * END_S)
+            await there.round(2 * number * END_S + END_S - 1)
+            assert there.standby is not None, there.memory.phase
+        await there.round(5 * END_S)
+        assert there.standby is None, "its pod does not end"
 
 
 async def test_a_standby_with_ranks_or_of_a_group_that_recovers_does_not_yield() -> None:
