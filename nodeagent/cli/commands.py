@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import floor
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -31,6 +32,8 @@ from nodeagent.model import Observation
 from nodeagent.policy.validation import close_match
 from nodeagent.sensing import baselines, operator_requests
 from nodeagent.sensing import clock as clocks
+from nodeagent.sensing.releases import GpuRelease
+from nodeagent.sensing.small_files import printable
 from nodeagent.server import footprint, report
 from nodeagent.server.event_log import EventLog
 from nodeagent.server.injected_observations import observation_injector
@@ -331,33 +334,57 @@ def _known_entity(name: str, known: Sequence[str], folder: Path, what: str = "")
 def release(options: argparse.Namespace) -> int:
     """Ask the running agent to close NVML for a while, and return when NVML is closed.
 
-    A command that fails leaves no request in force, because an agent would obey it later, when nobody expects
-    that. It also fails without a running agent on the folder: the agent that holds NVML may use another.
+    A command that fails, or that a signal ends, leaves no request in force, because an agent would obey it
+    later, when nobody expects that. It also fails without a running agent on the folder: the agent that holds
+    NVML may use another.
     """
     folder = options.state_dir / TESTS if options.test else options.state_dir
     _must_exist(folder)
     if options.end:
         return _end_release(folder, options.why)
+    signals = _noted_signals()
     asked = _recorded(folder, lambda: _record_if_owned(folder, options.for_s, options.why))
     if asked is None:
         sys.stderr.write(
             f"holdfast: nothing was released: {_no_agent(folder)}, and no request was recorded\n"
         )
         return NOT_CLOSED
-    try:
-        closed = _waited_until_closed(folder, asked)
-    except KeyboardInterrupt:
-        _withdraw(folder)
-        raise
-    if not closed:
-        withdrawn = _withdraw(folder)
+    closed = _waited_until_closed(folder, asked, signals)
+    if signals:
+        name = signal.Signals(signals[0]).name
+        sys.stderr.write(f"holdfast: nothing was released: {name} came first, {_withdraw(folder, asked)}\n")
+        return 128 + signals[0]
+    if closed is None:
+        withdrawn = _withdraw(folder, asked)
         sys.stderr.write(
             f"holdfast: the agent has not closed NVML within {CLOSE_S:g} s, {withdrawn}: {_HANGS}\n"
         )
         return NOT_CLOSED
-    length = model.duration(options.for_s)
-    output.show(f"released: the agent keeps NVML closed for {length}, or until `holdfast node release --end`")
+    output.show(f"released: the agent keeps NVML closed for {_length(asked, options.for_s, closed)}")
     return 0
+
+
+def _noted_signals() -> Sequence[int]:
+    """Return the signals that have asked this process to end since this call, which no longer end it.
+
+    A signal that was ignored before, as by nohup, is ignored further.
+    """
+    found: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda signum, _frame: found.append(signum))
+    return found
+
+
+def _length(asked: GpuRelease, for_s: float, closed: GpuRelease) -> str:
+    """Return for how long NVML stays closed, in words."""
+    until = "or until `holdfast node release --end`"
+    if closed == asked:
+        return f"{model.duration(for_s)}, {until}"
+    left_s = max(0, floor(closed.until_boottime_s - time.clock_gettime(time.CLOCK_BOOTTIME)))
+    at_least_s = left_s - left_s % 60 if left_s > 60 else left_s
+    why = f" ({printable(closed.why)})" if closed.why else ""
+    return f"{model.duration(at_least_s)} because of a later `holdfast node release`{why}, {until}"
 
 
 def _end_release(folder: Path, why: str) -> int:
@@ -374,7 +401,7 @@ def _end_release(folder: Path, why: str) -> int:
     return 0
 
 
-def _record_if_owned(folder: Path, for_s: float, why: str) -> operator_requests.GpuRelease | None:
+def _record_if_owned(folder: Path, for_s: float, why: str) -> GpuRelease | None:
     return operator_requests.record_release(folder, for_s, why) if claim.is_owned(folder) else None
 
 
@@ -382,19 +409,20 @@ def _no_agent(folder: Path) -> str:
     return f"no agent is running on {folder}"
 
 
-def _waited_until_closed(folder: Path, asked: operator_requests.GpuRelease) -> bool:
+def _waited_until_closed(folder: Path, asked: GpuRelease, signals: Sequence[int]) -> GpuRelease | None:
+    """Return the release for which NVML is closed, or None once the time is up or a signal has come."""
     until = time.monotonic() + CLOSE_S
-    while not _is_closed(folder, asked, until):
-        if time.monotonic() >= until:
-            return False
+    while (closed := _closed_for(folder, asked, until)) is None:
+        if time.monotonic() >= until or signals:
+            return None
         time.sleep(0.1)
-    return True
+    return closed
 
 
-def _withdraw(folder: Path) -> str:
-    """End a release that was not completed; return what became of the request."""
+def _withdraw(folder: Path, asked: GpuRelease) -> str:
+    """Withdraw a release that was not completed, but no other; return what became of the request."""
     try:
-        _recorded(folder, lambda: operator_requests.record_release(folder, 0.0, "withdrawn"))
+        _recorded(folder, lambda: operator_requests.record_withdrawal(folder, asked))
     except BadInput as error:
         return f"and the request remains in force ({error})"
     return "and the request was withdrawn"
@@ -406,10 +434,11 @@ def _must_exist(folder: Path) -> None:
         raise BadInput(f"--state-dir {folder}: no such folder: expected the one that the agent uses")
 
 
-def _is_closed(folder: Path, asked: operator_requests.GpuRelease, until: float) -> bool:
+def _closed_for(folder: Path, asked: GpuRelease, until: float) -> GpuRelease | None:
     with suppress(NoAnswer):
-        return DiskCall(lambda: operator_requests.is_closed(folder, asked)).result(until - time.monotonic())
-    return False
+        call = DiskCall(lambda: operator_requests.closed_for(folder, asked))
+        return call.result(max(0.0, until - time.monotonic()))
+    return None
 
 
 def _recorded(folder: Path, record: Callable[[], T]) -> T:

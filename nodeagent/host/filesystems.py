@@ -7,8 +7,10 @@ devices are the node's own, for the kernel lines about them.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,8 +129,7 @@ class FileSystems:
         readings += self._devices.uses(mounts)
         answers = self._calls.run(self._questions(found.local))
         for mount in found.local:
-            if not mount.read_only:
-                readings += self._used(mount, answers.get(mount_key(mount)))
+            readings += self._answered(mount, answers.get(mount_key(mount)))
         wanted = answers.get(FSTAB)
         readings += self._states(found, wanted if isinstance(wanted, frozenset) else frozenset())
         return [each for each in readings if each.check == GONE or each.check in due]
@@ -146,24 +147,27 @@ class FileSystems:
         }
 
     def _questions(self, local: Iterable[Mount]) -> dict[str, Callable[[], Answer]]:
-        """Return the calls that may hang: one for each writable file system, and fstab if it is needed.
+        """Return the calls that may hang: one for each file system, and fstab if it is needed.
 
-        A read-only file system may be full by design: an image, or the root of a container.
+        A read-only file system can hang like any other, even an ext4 image on a loop device, whose file may
+        be on a server. `select` has left out the types of plain images (squashfs, iso9660).
         """
         found: dict[str, Callable[[], Answer]] = {}
         for mount in local:
-            if not mount.read_only:
-                found[mount_key(mount)] = partial(_measured, self._root + mount.point, mount)
-            elif mount_key(mount) not in self._writable:
+            found[mount_key(mount)] = partial(_measured, self._root + mount.point, mount)
+            if mount.read_only and mount_key(mount) not in self._writable:
                 found[FSTAB] = partial(_wanted, f"{self._root}/etc/fstab")
         return found
 
-    def _used(self, mount: Mount, answer: Answer | None) -> Iterator[Reading]:
-        if isinstance(answer, str):
-            self._left_out[mount.entity] = Omission(mount.entity, answer)
+    def _answered(self, mount: Mount, answer: Answer | None) -> Iterator[Reading]:
+        if isinstance(answer, Failure):
+            self._left_out[mount.entity] = Omission(mount.entity, answer.why)
+            if answer.of_the_file_system:
+                yield Reading(check_of(STUCK, mount), mount.entity, 0.0)
         elif isinstance(answer, os.statvfs_result):
             yield Reading(check_of(STUCK, mount), mount.entity, 0.0)
-            yield from _percentages(mount, answer)
+            if not mount.read_only:  # otherwise it may be full by design: an image
+                yield from _percentages(mount, answer)
         else:
             why = "it does not answer, or too many other file systems do not"
             self._left_out[mount.entity] = Omission(mount.entity, why, is_open=True)
@@ -236,17 +240,30 @@ def _renew(held: dict[str, T], key: str, value: T) -> None:
         del held[next(iter(held))]
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the size of a file system is not known."""
+
+    why: str
+    of_the_file_system: bool  # it has answered with an error; False if the path may not lead to it
+
+
 # The size of a file system or why it is not known, or the mount points that fstab mounts writable.
-Answer = os.statvfs_result | str | frozenset[str]
+Answer = os.statvfs_result | Failure | frozenset[str]
+# Errors of a path. Any other, such as EIO after a shutdown, shows that the file system does not hang.
+_OF_PATHS = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
+})  # fmt: skip
 
 
 def _measured(path: str, mount: Mount) -> Answer:
     try:
         if mount.kind not in OWN_NUMBERS and _device(Path(path).stat().st_dev) != mount.device:
-            return f"{path} is not this file system: covered, or not propagated into this container"
+            why = f"{path} is not this file system: covered, or not propagated into this container"
+            return Failure(why, of_the_file_system=False)
         return os.statvfs(path)
     except OSError as error:
-        return f"{error.strerror}: {path}"
+        return Failure(f"{error.strerror}: {path}", error.errno not in _OF_PATHS)
 
 
 def _percentages(mount: Mount, found: os.statvfs_result) -> Iterator[Reading]:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import floor, inf, isfinite
+from math import floor, inf
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +28,7 @@ from nodeagent.model import Observation
 from nodeagent.sensing import baselines
 from nodeagent.sensing.baselines import MAX_ENTITY, ForgetRequests
 from nodeagent.sensing.clock import Anchor, Clock
+from nodeagent.sensing.releases import RELEASE, WITHDRAWS, GpuRelease, Releases, finite, requested
 from nodeagent.sensing.sensor import WAIT_S, Omission, Unavailable
 
 FILE = "cleared.jsonl"
@@ -38,19 +39,6 @@ MAX_LINE = 8192  # the reason may have 500 characters, each written as up to 12
 # Ends a line that was cut off, as on a full disk, and makes it malformed; the command that wrote it has
 # already reported an error.
 _CUT_OFF = b"~\n"
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRelease:
-    """An operator's request to close NVML until a time, for a GPU reset or a driver replacement."""
-
-    boot_id: str
-    until_boottime_s: float  # CLOCK_BOOTTIME
-    why: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.boot_id} {self.until_boottime_s:.6f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +77,16 @@ def record_forget(folder: Path, baseline: str, entity: str, why: str) -> None:
 
 def record_release(folder: Path, duration_s: float, why: str) -> GpuRelease:
     """Append a request that the agent close NVML for a time; 0 ends a release. Raises OSError."""
-    boottime_s = _append(folder, {"release_s": duration_s, "why": why[:500]}, None)
+    boottime_s = _append(folder, {RELEASE: duration_s, "why": why[:500]}, None)
     return GpuRelease(boot_id(), round(boottime_s + duration_s, 6), why[:500])
+
+
+def record_withdrawal(folder: Path, release: GpuRelease) -> None:
+    """Append a request to end only this release. Raises OSError.
+
+    An agent of an earlier version ends whatever release is in force.
+    """
+    _append(folder, {RELEASE: 0.0, WITHDRAWS: release.name, "why": "withdrawn"}, None)
 
 
 def _append(folder: Path, request: Mapping[str, Any], anchor: Anchor | None) -> float:
@@ -124,12 +120,24 @@ def _ends_with_a_line(path: Path) -> bool:
         return False
 
 
-def is_closed(folder: Path, release: GpuRelease) -> bool:
-    """Return True if the agent has closed NVML for a release."""
+def closed_for(folder: Path, asked: GpuRelease) -> GpuRelease | None:
+    """Return the release for which the agent has closed NVML; None unless it is `asked` or a later one."""
     try:
-        return (folder / CLOSED).read_text(errors="replace") == release.name
+        name = (folder / CLOSED).read_text(errors="replace")
+        return asked if name == asked.name else _later(folder, asked, name)
     except OSError:
-        return False
+        return None
+
+
+def _later(folder: Path, asked: GpuRelease, name: str) -> GpuRelease | None:
+    """Return the release of this name if it was requested after `asked`, as far as the newest lines show."""
+    with (folder / FILE).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_BYTES))
+        lines = file.read(2 * MAX_BYTES).split(b"\n")
+    found = [each for line in lines if (each := requested(_parse(line), asked.boot_id)) is not None]
+    names = [each.name for each in found]
+    later = found[names.index(asked.name) + 1 :] if asked.name in names else []
+    return next((each for each in later if each.name == name), None)
 
 
 def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> float | None:
@@ -141,12 +149,12 @@ def effective_s(request: Mapping[str, Any], anchor: Anchor, now_s: float) -> flo
     request takes effect later than now.
     """
     if "boot_id" not in request:
-        wall_s = _number(request.get("wall_s"))
+        wall_s = finite(request.get("wall_s"))
         return None if wall_s is None else min(wall_s, now_s)
     if request["boot_id"] == anchor.boot_id:
-        boottime_s = _number(request.get("boottime_s"))
+        boottime_s = finite(request.get("boottime_s"))
         return None if boottime_s is None else min(anchor.offset_s + boottime_s, now_s)
-    agent_s = _number(request.get("agent_s"))
+    agent_s = finite(request.get("agent_s"))
     return min(anchor.offset_s if agent_s is None else agent_s, anchor.offset_s, now_s)
 
 
@@ -165,7 +173,7 @@ class OperatorRequests:
     def __init__(
         self, folder: Path, clock: Clock, position: Any = None, *, acknowledges: bool = False
     ) -> None:
-        """Create the sensor; `release` and `forgets` are restored from `position`.
+        """Create the sensor; the releases and `forgets` are restored from `position`.
 
         Args:
             position: The result of `position` before a restart, or the number of bytes that an earlier
@@ -175,7 +183,7 @@ class OperatorRequests:
         self._path = folder / FILE
         self._closed_path = folder / CLOSED
         self._clock = clock
-        self._offset, self.release = _restored(position, clock.anchor.boot_id)
+        self._offset, self._releases = _restored(position, clock.anchor.boot_id)
         self._newest, self._again_to = _restored_newest(position)
         if self._offset and not (isinstance(position, dict) and "newest" in position):
             # An earlier version did not save its newest request; every request that it read was made before
@@ -196,15 +204,21 @@ class OperatorRequests:
 
     def position(self) -> dict[str, Any]:
         """Return the number of bytes read so far, and the requests that remain in force, as JSON."""
-        release = self.release
+        releases = [[each.boot_id, each.until_boottime_s, each.why] for each in self._releases.kept]
         return {
             "offset": self._offset,
-            "release": release and [release.boot_id, release.until_boottime_s, release.why],
+            "release": releases[-1] if releases else None,  # an earlier version reads only this one
+            "replaced": releases[:-1],
             "forgets": self.forgets.dump(),
             "newest": self._newest and [self._newest.boot_id, self._newest.boottime_s, self._newest.wall_s],
             "again_to": self._again_to,
             "end": self._end,
         }
+
+    @property
+    def release(self) -> GpuRelease | None:
+        """This boot's newest release, which may have ended."""
+        return self._releases.newest
 
     def released_until_s(self) -> float:
         """Return the agent time when this boot's newest release ends; -inf if there is none."""
@@ -285,14 +299,8 @@ class OperatorRequests:
             forget = baselines.parse_request(request["baseline"], request.get("of", "")) if is_new else None
             if forget is not None:
                 self.forgets.add(forget)
-        else:
-            self._take_release(request)
-
-    def _take_release(self, request: Mapping[str, Any]) -> None:
-        duration_s, boottime_s = _number(request.get("release_s")), _number(request.get("boottime_s"))
-        boot = self._clock.anchor.boot_id
-        if duration_s is not None and boottime_s is not None and request.get("boot_id") == boot:
-            self.release = GpuRelease(boot, round(boottime_s + duration_s, 6), str(request.get("why", "")))
+        elif is_new:
+            self._releases = self._releases.after(request)
 
     def _acknowledge(self) -> None:
         """Create or remove the file `CLOSED`; on a failing disk, try again at the next read."""
@@ -334,24 +342,28 @@ def _request_time(request: Mapping[str, Any]) -> RequestTime | None:
     """Return the time of a request; None if the line is malformed, or of a version without boot ids."""
     boot, boottime_s, wall_s = (
         request.get("boot_id"),
-        _number(request.get("boottime_s")),
+        finite(request.get("boottime_s")),
         request.get("wall_s"),
     )
-    wall = _number(wall_s)
+    wall = finite(wall_s)
     if not isinstance(boot, str) or boottime_s is None or wall is None:
         return None
     return RequestTime(boot, boottime_s, wall)
 
 
-def _restored(position: Any, boot: str) -> tuple[int, GpuRelease | None]:
+def _restored(position: Any, boot: str) -> tuple[int, Releases]:
     found = position if isinstance(position, dict) else {"offset": position}
-    offset = found.get("offset")
-    release = found.get("release")
-    kept = None
-    if isinstance(release, list) and len(release) == 3 and release[0] == boot:
-        until_s = _number(release[1])
-        kept = None if until_s is None else GpuRelease(boot, until_s, str(release[2]))
-    return (offset if type(offset) is int and offset >= 0 else 0), kept
+    offset, replaced = found.get("offset"), found.get("replaced")
+    raw = [*(replaced if isinstance(replaced, list) else []), found.get("release")]
+    kept = tuple(each for one in raw if (each := _restored_release(one, boot)) is not None)
+    return (offset if type(offset) is int and offset >= 0 else 0), Releases(boot, kept)
+
+
+def _restored_release(raw: Any, boot: str) -> GpuRelease | None:
+    if not isinstance(raw, list) or len(raw) != 3 or raw[0] != boot:
+        return None
+    until_s = finite(raw[1])
+    return None if until_s is None else GpuRelease(boot, until_s, str(raw[2]))
 
 
 def _parse(line: bytes) -> Mapping[str, Any]:
@@ -361,7 +373,3 @@ def _parse(line: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _number(raw: Any) -> float | None:
-    return float(raw) if type(raw) in (int, float) and abs(raw) < 1e15 and isfinite(raw) else None

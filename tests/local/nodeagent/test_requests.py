@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodeagent.sensing.operator_requests import FILE
 from tests.fakenvml.state import Fake
-from tests.local.nodeagent.serving import node, serving
+from tests.local.nodeagent.serving import PATIENCE_S, ROOT, Serving, environment, node, serving
 
 
 @pytest.fixture
@@ -60,6 +67,81 @@ def test_an_agent_does_not_obey_a_release_that_failed_because_none_was_running(
     with serving(tmp_path / "state", fake) as agent:
         health = agent.until(lambda health: bool(len(health["sensors"]) > 1 and health["sensors"][1]["sees"]))
         assert health["released"] is None
+        agent.end()
+
+
+@contextmanager
+def stopped(agent: Serving) -> Iterator[None]:
+    """Stop the agent's process meanwhile, so that it reads no request."""
+    agent.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def recorded(state: Path, why: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a `release` and return it once it has recorded its request."""
+    command = [sys.executable, "-m", "holdfast", "node", "release", "--state-dir", str(state), "--why", why]
+    with subprocess.Popen(
+        [*command, *words], cwd=ROOT, env=environment(), stdout=-1, stderr=-1, text=True
+    ) as made:
+        try:
+            give_up_at = time.monotonic() + PATIENCE_S
+            while not (state / FILE).exists() or f'"{why}"' not in (state / FILE).read_text():
+                assert time.monotonic() < give_up_at
+                assert made.poll() is None
+                time.sleep(0.05)
+            yield made
+        finally:
+            made.kill()
+
+
+def operator_has_read(agent: Serving) -> dict[str, Any]:
+    """Return the health after the agent has read all requests that are recorded now."""
+
+    def calls(health: dict[str, Any]) -> int:
+        return next(int(each["calls"]) for each in health["sensors"] if each["name"] == "operator")
+
+    before = calls(agent.get("/v1/health"))
+    return agent.until(lambda health: calls(health) >= before + 2)
+
+
+def test_of_two_releases_at_the_same_time_both_succeed(tmp_path: Path, fake: Fake) -> None:
+    state = tmp_path / "state"
+    with serving(state, fake) as agent:
+        agent.until(lambda health: health["clean_s"] > 0)
+        with ExitStack() as both:
+            with stopped(agent):
+                first = both.enter_context(recorded(state, "first", "--for", "10m"))
+                second = both.enter_context(recorded(state, "second", "--for", "1h"))
+            said = [each.communicate(timeout=PATIENCE_S) for each in (first, second)]
+            assert [first.returncode, second.returncode] == [0, 0], said
+        assert "released: the agent keeps NVML closed for 59 min because of a later" in said[0][0]
+        assert "(second)" in said[0][0]
+        assert "released: the agent keeps NVML closed for 1 h, or until" in said[1][0]
+        assert operator_has_read(agent)["released"]["closed"]
+        agent.end()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_release_that_a_signal_ends_is_withdrawn_and_ends_no_other(
+    tmp_path: Path, fake: Fake, signum: signal.Signals
+) -> None:
+    state = tmp_path / "state"
+    with serving(state, fake) as agent:
+        agent.until(lambda health: health["clean_s"] > 0)
+        for before in ("none", "another"):
+            with stopped(agent), recorded(state, f"after {before}", "--for", "10m") as ended:
+                ended.send_signal(signum)
+                _, said = ended.communicate(timeout=PATIENCE_S)
+            assert ended.returncode == 128 + signum
+            assert f"nothing was released: {signum.name} came first, and the request was withdrawn" in said
+            assert bool(operator_has_read(agent)["released"]) == (before == "another")
+            if before == "none":
+                assert node("release", "--for", "1h", "--state-dir", str(state)).returncode == 0
+        assert fake.state.attached == 0
         agent.end()
 
 

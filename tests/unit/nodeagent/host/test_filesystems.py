@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -58,7 +59,31 @@ def test_a_disk_that_becomes_read_only_is_reported_after_a_restart_but_not_after
 
 def test_the_fill_level_of_a_read_only_image_does_not_count(tmp_path: Path) -> None:
     mounted(tmp_path, tmp_path, "ro")
-    assert list(disks(tmp_path).read(ALL - USES, 0.0)) == []
+    found = [(each.check, each.value) for each in disks(tmp_path).read(ALL - USES, 0.0)]
+    assert found == [("disk_stuck", 0.0)]
+
+
+def test_a_mount_at_a_path_that_leads_elsewhere_is_left_out_even_if_it_is_read_only(tmp_path: Path) -> None:
+    mounted(tmp_path, tmp_path, extra="37 35 8:99 / /gone ro - xfs /dev/x ro\n")
+    seen = disks(tmp_path)
+    assert "disk//gone" not in {each.entity for each in seen.read(ALL - USES, 0.0)}
+    assert "No such file" in {each.what: each.why for each in seen.left_out()}["disk//gone"]
+
+
+@pytest.mark.parametrize("options", ["rw", "ro"])
+def test_a_file_system_that_answers_with_an_error_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    """As XFS does after its shutdown. Without a sample, the finding about an earlier hang would never end."""
+
+    def shut_down(path: str) -> os.statvfs_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    mounted(tmp_path, tmp_path, options)
+    monkeypatch.setattr(os, "statvfs", shut_down)
+    seen = disks(tmp_path)
+    assert {each.check: each.value for each in seen.read(ALL - USES, 0.0)}["disk_stuck"] == 0.0
+    assert [each.why for each in seen.left_out()] == [f"Input/output error: {tmp_path}"]
 
 
 def test_corrupt_remembered_data_is_ignored(tmp_path: Path) -> None:

@@ -187,16 +187,60 @@ def test_a_release_is_acknowledged_once_nvml_is_closed_and_until_it_ends(tmp_pat
     found, other = reader(tmp_path, acknowledges=True), reader(tmp_path)
     asked = operator_requests.record_release(tmp_path, 600.0, "")
     entities(found)
-    assert not operator_requests.is_closed(tmp_path, asked)
+    assert not operator_requests.closed_for(tmp_path, asked)
     found.is_closed = other.is_closed = lambda: True
     entities(other)
-    assert not operator_requests.is_closed(tmp_path, asked), "a check acknowledges nothing"
+    assert not operator_requests.closed_for(tmp_path, asked), "a check acknowledges nothing"
     entities(found)
-    assert operator_requests.is_closed(tmp_path, asked)
+    assert operator_requests.closed_for(tmp_path, asked)
     operator_requests.record_release(tmp_path, 0.0, "")
     entities(found)
-    assert not operator_requests.is_closed(tmp_path, asked)
+    assert not operator_requests.closed_for(tmp_path, asked)
     assert not (tmp_path / operator_requests.CLOSED).exists()
+
+
+def test_a_release_counts_as_closed_for_a_later_one_but_not_for_an_earlier_one(tmp_path: Path) -> None:
+    found = reader(tmp_path, acknowledges=True)
+    found.is_closed = lambda: True
+    first = operator_requests.record_release(tmp_path, 3600.0, "first")
+    entities(found)
+    second = operator_requests.record_release(tmp_path, 600.0, "second")
+    assert operator_requests.closed_for(tmp_path, second) is None, "the agent has not read it yet"
+    third = operator_requests.record_release(tmp_path, 60.0, "third")
+    entities(found)
+    assert operator_requests.closed_for(tmp_path, first) == third
+    assert operator_requests.closed_for(tmp_path, second) == third
+    (tmp_path / FILE).unlink()
+    assert operator_requests.closed_for(tmp_path, second) is None
+    assert operator_requests.closed_for(tmp_path, third) == third
+
+
+def test_a_withdrawal_ends_no_other_release_and_what_it_would_restore_survives_a_restart(
+    tmp_path: Path,
+) -> None:
+    found = reader(tmp_path)
+    first = operator_requests.record_release(tmp_path, 600.0, "first")
+    second = operator_requests.record_release(tmp_path, 3600.0, "second")
+    operator_requests.record_withdrawal(tmp_path, first)
+    third = operator_requests.record_release(tmp_path, 60.0, "third")
+    entities(found)
+    assert found.release == third
+    again = reader(tmp_path, json.loads(json.dumps(found.position())))
+    operator_requests.record_withdrawal(tmp_path, third)
+    entities(again)
+    assert again.release == second
+    assert last_line(tmp_path)["release_s"] == 0.0, "an agent of an earlier version ends the release"
+
+
+def test_a_release_that_has_been_ended_does_not_return_with_an_older_copy_of_the_file(tmp_path: Path) -> None:
+    found, file = reader(tmp_path), tmp_path / FILE
+    operator_requests.record_release(tmp_path, 600.0, "")
+    copy = file.read_bytes()
+    operator_requests.record_release(tmp_path, 0.0, "")
+    entities(found)
+    file.write_bytes(copy)
+    entities(found)
+    assert found.released_until_s() <= Clock(ANCHOR).now_s()
 
 
 def test_a_request_to_forget_is_handed_over_once_and_clears_nothing(tmp_path: Path) -> None:
@@ -234,7 +278,18 @@ def test_any_bytes_are_read_without_an_error(tmp_path_factory: object, raw: byte
 
 
 _VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
-_KEYS = ("entity", "release_s", "wall_s", "boot_id", "boottime_s", "agent_s", "why", "baseline", "of")
+_KEYS = (
+    "entity",
+    "release_s",
+    "withdraws",
+    "wall_s",
+    "boot_id",
+    "boottime_s",
+    "agent_s",
+    "why",
+    "baseline",
+    "of",
+)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(_KEYS, _VALUES | st.just(boot_id()))))
