@@ -11,8 +11,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import floor
 from pathlib import Path
 from types import FrameType
@@ -342,7 +342,11 @@ def release(options: argparse.Namespace) -> int:
     _must_exist(folder)
     if options.end:
         return _end_release(folder, options.why)
-    signals = _noted_signals()
+    with _noted_signals() as signals:
+        return _release(folder, options, signals)
+
+
+def _release(folder: Path, options: argparse.Namespace, signals: Sequence[int]) -> int:
     asked = _recorded(folder, lambda: _record_if_owned(folder, options.for_s, options.why))
     if asked is None:
         sys.stderr.write(
@@ -364,16 +368,22 @@ def release(options: argparse.Namespace) -> int:
     return 0
 
 
-def _noted_signals() -> Sequence[int]:
-    """Return the signals that have asked this process to end since this call, which no longer end it.
+@contextmanager
+def _noted_signals() -> Iterator[Sequence[int]]:
+    """Yield the signals that have asked this process to end in this block, where they do not end it.
 
     A signal that was ignored before, as by nohup, is ignored further.
     """
     found: list[int] = []
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) != signal.SIG_IGN:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for signum, handler in before.items():
+        if handler != signal.SIG_IGN:
             signal.signal(signum, lambda signum, _frame: found.append(signum))
-    return found
+    try:
+        yield found
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _length(asked: GpuRelease, for_s: float, closed: GpuRelease) -> str:

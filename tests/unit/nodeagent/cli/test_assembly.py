@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -240,14 +241,16 @@ def _is_released(folder: Path) -> bool:
 
 
 def test_an_interrupted_release_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(claim, "is_owned", lambda _: True)
-    monkeypatch.setattr(commands, "_is_closed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        commands.release(options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)]))
+    monkeypatch.setattr(commands, "_closed_for", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    asked = options.parse(["release", "--for", "10m", "--state-dir", str(tmp_path)])
+    assert commands.release(asked) == 128 + signal.SIGINT
     assert not _is_released(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_release_without_an_agent_fails_and_leaves_no_request(
