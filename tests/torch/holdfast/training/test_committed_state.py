@@ -41,9 +41,10 @@ def test_parameters_are_always_searched_if_a_module_lists_them_itself() -> None:
     assert finds_new_parameter(OwnParameters(2, 2), same, same)
 
 
-def trained(layers: int = 60) -> tuple[torch.nn.Sequential, torch.optim.Adam, CommittedState]:
-    """Return a model with more parameters than are sampled, and the footprint of its first step."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers)))
+def trained(layers: int = 60) -> tuple[list[torch.nn.Linear], torch.optim.Adam, CommittedState]:
+    """Return the layers of a model with more parameters than are sampled, and its state after two commits."""
+    parts = [torch.nn.Linear(2, 2) for _ in range(layers)]
+    model = torch.nn.Sequential(*parts)
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -51,13 +52,13 @@ def trained(layers: int = 60) -> tuple[torch.nn.Sequential, torch.optim.Adam, Co
     committed = CommittedState({"model": model, "optimizer": optimizer}, HostDevice(), print)
     committed.record(1)
     committed.record(2)
-    return model, optimizer, committed
+    return parts, optimizer, committed
 
 
 @pytest.mark.parametrize("layer", range(60))
 def test_a_parameter_that_a_step_has_moved_is_not_taken_for_a_later_change(layer: int) -> None:
-    model, _, committed = trained()
-    weight = model[layer].weight
+    parts, _, committed = trained()
+    weight = parts[layer].weight
     weight.data = weight.data.clone()
     committed.record(3)
     assert committed.changed() is None
@@ -69,8 +70,8 @@ def test_a_parameter_that_a_step_has_moved_is_not_taken_for_a_later_change(layer
 def test_an_optimizer_state_that_a_step_has_replaced_prevents_copies_only_until_the_next_commit(
     layer: int,
 ) -> None:
-    model, optimizer, committed = trained()
-    state = optimizer.state[model[layer].weight]
+    parts, optimizer, committed = trained()
+    state = optimizer.state[parts[layer].weight]
     state["exp_avg"] = state["exp_avg"].clone()
     committed.record(3)
     committed.changed()  # a copy, which may be refused
@@ -79,8 +80,8 @@ def test_an_optimizer_state_that_a_step_has_replaced_prevents_copies_only_until_
 
 
 def test_replaced_tensors_are_found_without_a_copy_too() -> None:
-    model, optimizer, committed = trained()
-    for layer in model:
+    parts, optimizer, committed = trained()
+    for layer in parts:
         state = optimizer.state[layer.weight]
         state["exp_avg"] = state["exp_avg"].clone()
     for step in range(3, 3 + SEARCH_EVERY):
