@@ -90,6 +90,7 @@ class CommittedState:
         known = part.division is self._compared  # the tensors have already been compared with a footprint
         find_change = self.footprints.sampled_change if known else self.footprints.first_change
         if find_change(since) is not None:
+            self._searches = True  # as in `changed`
             return False
         self._compared = part.division
         return True
